@@ -10,7 +10,9 @@ from tests.planning.mixed import PIXELS, TOKENS, Attention, Convolutions, MixedG
 from torch import Tensor, nn
 
 import theodolite as th
+from theodolite.anatomy import Part
 from theodolite.planning import Groups, groups
+from theodolite.planning.choosing import assumed
 
 
 class Narrow(nn.Module):
@@ -149,3 +151,12 @@ def test_a_leading_dimension_of_outputs_may_be_a_stack() -> None:
 
     found = _assumed(Heads(), torch.zeros(2, 3))
     assert found["heads"] == "the leading dimension of 4 counts outputs, not a stack of matrices"
+
+
+@pytest.mark.parametrize(("out_axes", "is_said"), [((0, 1), True), ((1, 2), False)])
+def test_a_leading_dimension_is_assumed_to_count_outputs_only_if_it_does(
+    out_axes: tuple[int, int], is_said: bool
+) -> None:
+    in_axes = tuple({0, 1, 2} - set(out_axes))
+    part = Part("w", (4, 8, 16), "linear", "hidden", 16, 32, True, True, in_axes, out_axes)
+    assert ("counts outputs" in assumed(part)) is is_said

@@ -322,3 +322,24 @@ def test_the_reason_of_a_pair_of_low_rank_is_its_rank() -> None:
     rows = groups(Adapted(), torch.zeros(1, 3), lr=0.1).rows
     assert rows["a.weight"].reasons["why"] == "its outputs, of low rank, do not grow"
     assert rows["b.weight"].reasons["why"] == "its inputs, of low rank, do not grow"
+
+
+@pytest.mark.parametrize("rate", ["lr", "adamw_lr"])
+def test_an_independent_decay_is_the_same_fraction_in_every_step(rate: str) -> None:
+    given: dict[str, Any] = {rate: 0.01, "weight_decay": 1e-4, "decay": "independent"}
+    rows = groups(MixedGPT(), TOKENS, **given).trained
+    decaying = [row for row in rows if row.weight_decay]
+    assert {row.rule for row in decaying} == {"muon", "adamw"}
+    assert [row.lr * row.weight_decay for row in decaying] == pytest.approx([1e-4] * len(decaying))
+
+
+def test_of_several_shapes_the_rate_that_is_advised_is_the_highest() -> None:
+    """At lr 0.1 Muon moves 8×16 as AdamW at 0.1/(0.2·√16), and 16×72 as AdamW at 0.1/(0.2·√72)."""
+    (note,) = [one for one in groups(Convolutions(), PIXELS, lr=0.1).notes if "vector_lr is not" in one]
+    assert "by the RMS of AdamW at 0.0589 to 0.125." in note
+    assert "vector_lr=0.125 would" in note
+
+
+def test_a_table_without_decay_has_no_column_of_it() -> None:
+    assert "decay" not in str(groups(MixedGPT(), TOKENS, lr=0.1).table())
+    assert "decay" in str(groups(MixedGPT(), TOKENS, lr=0.1, weight_decay=0.1).table())

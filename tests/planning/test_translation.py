@@ -147,3 +147,22 @@ def test_a_shape_is_what_the_optimizer_sees() -> None:
     row = dataclasses.replace(_row(48, 16), rows=(((0, 32),), ((32, 40),), ((40, 48),)))
     assert shape_seen(row) == "32×16 + 2 of 8×16"
     assert shape_seen(dataclasses.replace(row, rule="adamw")) == "48×16"
+
+
+def test_tables_that_muon_trains_are_translated_too() -> None:
+    hidden = groups(MixedGPT(), TOKENS, lr=0.1).translation.lines
+    every = groups(MixedGPT(), TOKENS, lr=0.1, covers="all").translation.lines
+    # Outputs of 23 tokens and of 8 places, and the 4 of the router.
+    assert {one.shape for one in every} - {one.shape for one in hidden} == {"16×23", "16×8", "4×16"}
+
+
+def test_the_smallest_matrix_of_a_fused_tensor_bounds_its_rank() -> None:
+    made = groups(MixedGPT(), TOKENS, lr=0.1)
+    row = dataclasses.replace(_row(36, 16), rows=(((0, 32),), ((32, 36),)))
+    (line,) = dataclasses.replace(made, rows={row.name: row}).translation.lines
+    assert line.spectral == pytest.approx(math.sqrt(4 / 4))
+
+
+def test_a_factor_of_one_is_written_as_one() -> None:
+    row = dataclasses.replace(_row(16, 64), rule="muon-original")
+    assert factor(row) == "1"  # √max(1, 16/64)

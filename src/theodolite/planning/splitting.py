@@ -10,7 +10,6 @@ dimensions go to AdamW.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -19,8 +18,9 @@ from torch import Tensor
 
 from theodolite.optimizers import OPTIMIZERS
 from theodolite.optimizers.muon import SCALES
+from theodolite.planning.exporting.muon_steps import Seen, step_for
 from theodolite.planning.rows import PlanRow, fold_rows, param_groups
-from theodolite.planning.translation import muon_rms, scale_of
+from theodolite.planning.translation import scale_of
 from theodolite.present.result import Block, Result
 from theodolite.present.text import Column, Table, counted, number
 
@@ -132,15 +132,8 @@ def _muon_options(row: PlanRow) -> dict[str, Any]:
     stored_out, stored_in = row.shape
     adjust = "match_rms_adamw" if scale == "rms" else "original"
     theirs = SCALES["rms" if scale == "rms" else "original"](stored_in, stored_out)
-    ratio = muon_rms(row, scale) * math.sqrt(max(row.shape)) / theirs
-    if math.isclose(ratio, 1):
-        ratio = 1.0
-    return {
-        "lr": row.lr * ratio,
-        "weight_decay": row.weight_decay / ratio,
-        "adjust_lr_fn": adjust,
-        "eps": row.eps,
-    }
+    step = step_for(row, [Seen(1, stored_in, stored_out, theirs)])
+    return {"lr": step.lr, "weight_decay": step.weight_decay, "adjust_lr_fn": adjust, "eps": row.eps}
 
 
 def _notes(own: Mapping[str, PlanRow], left: Mapping[str, PlanRow]) -> Iterator[str]:

@@ -156,3 +156,9 @@ def test_deepspeeds_own_update_is_the_plans(name: str, rule: str) -> None:
 def test_of_two_options_the_one_that_is_not_as_there_is_named(options: dict[str, Any], said: str) -> None:
     with pytest.raises(UseError, match=said):
         parts_plan(("wide",), options=options).export("deepspeed")
+
+
+def test_a_tensor_whose_step_is_another_is_not_said_to_be_adjusted() -> None:
+    notes = parts_plan(("tall", "fused")).export("deepspeed").notes
+    (adjusted,) = [note for note in notes if "adjusted for it" in note]
+    assert "of tall are adjusted" in adjusted

@@ -102,3 +102,10 @@ def test_split_sizes_are_of_blocks_that_follow_each_other(name: str, sizes: tupl
 def test_blocks_in_another_order_have_no_split_sizes() -> None:
     row = parts_plan().rows["fused"]
     assert split_sizes(replace(row, rows=row.rows[::-1])) is None
+
+
+def test_a_stack_that_is_seen_as_one_matrix_keeps_the_size_of_the_step() -> None:
+    """Three orthogonal matrices 8×16 have a squared norm of 3·8, one of 24×16 has 16."""
+    row = parts_plan(("experts",)).rows["experts"]
+    step = step_for(row, [Seen(1, 16, 24)])
+    assert (step.exact, step.lr) == (False, pytest.approx(row.lr * math.sqrt(24 / 16)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 import theodolite as th
 from theodolite.optimizers import OPTIMIZERS
+from theodolite.planning.init_distribution import InitDistribution
 from theodolite.planning.rows import WITHOUT_EPS, PlanRow
 
 pytestmark = pytest.mark.usefixtures("one_dissection")
@@ -145,3 +147,10 @@ def test_tensors_that_are_not_trained_have_no_numbers() -> None:
     line = {one["tensor"]: one for one in _csv(plan.export("csv").text)}["frozen.weight"]
     assert (line["role"], line["lr"], line["optimizer"], line["init"]) == ("frozen", "", "", "kept")
     assert (line["mean"], line["std"]) == ("", "")  # its values are those that it has
+
+
+def test_only_values_that_the_network_draws_have_a_factor() -> None:
+    plan = parts_plan(("wide", "tall"))
+    own = InitDistribution("own", std=0.5, factor=0.25)
+    plan.rows["tall"] = dataclasses.replace(plan.rows["tall"], init=own)  # type: ignore[index]
+    assert [row["factor"] for row in _csv(plan.export("csv").text)] == ["", "0.25"]

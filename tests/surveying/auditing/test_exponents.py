@@ -216,7 +216,9 @@ def test_a_start_that_is_only_measured_comes_with_its_noise():
         return SGD(model.parameters(), lr=0.1)
 
     found = along("width", Net, make, sizes, drawn, nn.functional.cross_entropy)
-    assert found["last.weight"].noise > 0
+    # Four standard errors of the exponent: a std of n normal numbers has one of 1/√(2n), relatively.
+    errors = [1 / math.sqrt(2 * 2 * width) for width in (32, 128)]
+    assert found["last.weight"].noise == pytest.approx(4 * math.hypot(*errors) / math.log(4))
     assert found["first.weight"].noise == 0
     assert found["last.weight"].exponent("init").own == pytest.approx(-0.5, abs=1e-6)
 
@@ -234,3 +236,35 @@ def test_tensors_of_equal_names_that_do_not_go_alike_stay_apart():
     found = along("width", building(recipe()), make)
     assert found["blocks.0.mlp.up.weight"].exponent("lr").own == -1
     assert found["blocks.1.mlp.up.weight"].exponent("lr").own == 0
+
+
+def test_the_noise_of_several_tensors_is_that_of_their_mean():
+    class Net(nn.Module):
+        def __init__(self, width, depth):
+            super().__init__()
+            self.first, self.last = nn.Linear(8, width), nn.Linear(width, 2)
+            self.blocks = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(depth))
+            for block in self.blocks:
+                nn.init.orthogonal_(block.weight)
+
+        def forward(self, x):
+            x = self.first(x)
+            for block in self.blocks:
+                x = x + block(x.tanh())
+            return self.last(x)
+
+    drawn = torch.ones(2, 8), torch.zeros(2, dtype=torch.long)
+
+    def noise(depth):
+        sizes = [Size(width, depth) for width in (32, 64)]
+        found = along(
+            "width",
+            Net,
+            lambda model: SGD(model.parameters(), lr=0.1),
+            sizes,
+            drawn,
+            nn.functional.cross_entropy,
+        )
+        return next(one.noise for name, one in found.items() if name.startswith("blocks"))
+
+    assert noise(4) == pytest.approx(noise(1) / 2)

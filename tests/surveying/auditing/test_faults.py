@@ -152,13 +152,11 @@ def test_noise_of_a_measured_start_is_no_fault():
 
 
 def test_a_bias_that_shares_a_wrong_multiplier_is_not_a_fault_of_its_own():
-    twice = as_power(-1)
     matrix = weight(ends_branch=True, multiplier=as_power(-2).own, init=as_power(0, 1), lr=as_power(0, 1))
     zeros = Series((0, 0, 0), (0, 0, 0))
     bias = replace(matrix, name="b", tensors=("b",), role="bias", init=zeros)
     (found,) = find_faults([matrix, bias], "depth")
     assert (found.cause, found.excess, len(found.scalings)) == ("multiplier", -1, 2)
-    assert twice.own[-1] == 0.25
 
 
 @pytest.mark.parametrize("degree", [0, 1])
@@ -211,3 +209,18 @@ def test_eps_is_judged_by_the_gradient_at_ten_times_the_size():
     assert not steps_limited(replace(one, over_eps=1e4), 10.0, 10.0)
     assert not steps_limited(replace(one, eps=as_power(-1, -1)), 10.0, 10.0)
     assert not steps_limited(replace(one, over_eps=math.nan), 10.0, 10.0)
+
+
+def test_a_readout_that_starts_small_needs_no_other_start_once_its_multiplier_is_right():
+    readout = weight(role="output", in_block=False, lr=as_power(0, -1), init=as_power(0, -0.5))
+    (found,) = find_faults([readout], "width")
+    assert (found.cause, found.excess, math.isnan(found.also)) == ("multiplier", 1, True)
+
+
+def test_along_the_depth_steps_of_branches_are_compared_with_those_of_other_weights_in_blocks():
+    """Weights outside of the blocks, however many, do not follow the depth."""
+    fast = weight(lr=as_power(0, -1))
+    closing = replace(fast, name="e", tensors=("e",), ends_branch=True, init=as_power(0, -1))
+    outside = [weight(name=name, tensors=(name,), in_block=False) for name in "ab"]
+    found = find_faults([fast, closing, *outside], "depth")
+    assert sorted((one.cause, len(one.scalings)) for one in found) == [("start", 1), ("step", 2)]

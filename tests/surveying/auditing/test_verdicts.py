@@ -79,3 +79,13 @@ def test_an_eps_as_small_as_the_remedy_says_limits_nothing() -> None:
     (small,) = re.findall(r"such as (\S+)\.$", limited.remedy)
     assert 0 < float(small) < 1e-4
     assert of_code(audited("eps left alone", eps=float(small)), "TH208").level == "ok"
+
+
+def test_an_unknown_optimizer_without_a_learning_rate_is_said_once() -> None:
+    class Own(torch.optim.Optimizer):
+        def __init__(self, params: Any) -> None:
+            super().__init__(params, {})
+
+    found = audited(optimizer=lambda model: Own(model.parameters()), sizes={"depths": [2]})
+    (said,) = [one.sentence for one in found.findings if one.sentence.startswith("Not judged")]
+    assert "How large the steps of Own are is not known here" in said

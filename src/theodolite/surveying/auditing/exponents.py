@@ -288,11 +288,15 @@ def _mean(values: Sequence[_Values]) -> _Values:
 
 
 def _geometric(numbers: Iterable[float]) -> float:
-    """The geometric mean; nan of numbers that are not finite, and 0 if one is."""
+    """The geometric mean; nan of numbers that are not finite, and 0 if one is.
+
+    >>> _geometric([2.0, 8.0]), _geometric([2.0, 0.0])
+    (4.0, 0.0)
+    """
     held = list(numbers)
     if not held or not all(map(math.isfinite, held)):
         return math.nan
-    return math.exp(sum(map(math.log, held)) / len(held)) if min(held) > 0 else min(held)
+    return math.exp(sum(map(math.log, held)) / len(held)) if min(held) > 0 else 0.0
 
 
 def _scaling(

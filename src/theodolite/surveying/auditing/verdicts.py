@@ -262,7 +262,7 @@ def _limited(
         own = base.options[least.tensors[0]].eps or 0.0
         by_depth = f" and, inside the blocks, by {factor_of('depth', base.size, 1.0)}"
         inside = by_depth if base.anatomy.num_blocks else ""
-        small = f"{own * min(1.0, there / NEAR_EPS / 10):.0e}"
+        small = f"{own * there / NEAR_EPS / 10:.0e}"
         yield DECAY.finding(
             "warn",
             said,
