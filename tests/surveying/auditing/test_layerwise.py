@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
 from torch.optim import AdamW
 
 from theodolite.core.size import Size
 from theodolite.surveying.auditing.exponents import scalings
-from theodolite.surveying.auditing.layerwise import layerwise_decay
+from theodolite.surveying.auditing.layerwise import LayerwiseDecay, layerwise_decay
 from theodolite.surveying.auditing.reading import read
 from theodolite.workloads import Workload
 
@@ -69,3 +71,44 @@ def test_a_learning_rate_that_also_falls_with_depth_is_still_seen():
     found = {one.name: one.exponent("lr").excess for one in scalings(readings(rate), "depth")}
     assert found["blocks.*.mlp.up.weight"] == pytest.approx(-1, abs=1e-6)
     assert found["head.weight"] == pytest.approx(0, abs=1e-6)
+
+
+class Block(nn.Module):
+    """A branch of one layer, or of two in every second block."""
+
+    def __init__(self, width, place):
+        super().__init__()
+        self.up = nn.Linear(width, width, bias=False)
+        self.down = nn.Linear(width, width, bias=False) if place % 2 == 0 else nn.Identity()
+
+    def forward(self, x):
+        return x + self.down(self.up(x).tanh())
+
+
+class Alternating(nn.Module):
+    def __init__(self, width, depth):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, width), nn.Linear(width, 2)
+        self.blocks = nn.ModuleList(Block(width, place) for place in range(depth))
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x)
+
+
+def test_between_tensors_that_are_two_blocks_apart_the_factor_counts_twice():
+    def make(model):
+        groups = [
+            {"params": block.parameters(), "lr": 0.5 ** (4 - n)} for n, block in enumerate(model.blocks)
+        ]
+        rest = [*model.first.parameters(), *model.last.parameters()]
+        return AdamW([*groups, {"params": rest, "lr": 1.0}])
+
+    def drawn(seed, step):
+        return torch.ones(2, 8), torch.zeros(2, dtype=torch.long)
+
+    workload = Workload("alternating", Alternating, drawn, nn.functional.cross_entropy)
+    reading = read(workload, make, Size(16, 4), batch=drawn(0, 0))
+    assert layerwise_decay([reading]) == LayerwiseDecay(0.5)
