@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 import random
 from typing import Any
@@ -176,6 +177,7 @@ class WantsMore:
         (lambda model: by_shape(model), "returned parameter groups"),
         (lambda model: model.parameters(), "returned a.* generator: return its optimizer"),
         (lambda model: 0.1, "returned the float 0.1"),
+        (lambda model: json.loads("{"), r"failed at test_factory.py:\d+: JSONDecodeError"),
         (fails, r"factory fails failed at test_factory.py:\d+: KeyError: 'lr'"),
         (lambda model: AdamW(model.nothing), r"failed at test_factory.py:\d+: AttributeError"),
         (replaces, "factory replaces replaces 2.weight: change the model where it is built"),

@@ -12,6 +12,7 @@ import hashlib
 import inspect
 import json
 import math
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -378,8 +379,13 @@ def _name(make: Any) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """The last line outside of packages at which an error was raised, as file:line."""
+    """The last line at which an error was raised, as file:line; outside of Python's library and packages."""
     frames = traceback.extract_tb(error.__traceback__)[1:] or traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "site-packages" not in frame.filename]
+    library = (sysconfig.get_path("stdlib"), "<frozen")
+    own = [
+        frame
+        for frame in frames
+        if "site-packages" not in frame.filename and not frame.filename.startswith(library)
+    ]
     frame = (own or frames)[-1]
     return f"{frame.filename.rpartition('/')[2]}:{frame.lineno}"

@@ -141,16 +141,16 @@ def _notes(own: Mapping[str, PlanRow], left: Mapping[str, PlanRow]) -> Iterator[
     taken = [row for name, row in own.items() if name not in left]
     if moved := [left[name] for name in own if name in left]:
         yield (
-            f"torch's Muon takes tensors of two dimensions only: AdamW gets {patterns(moved)}, at lr "
+            f"torch's Muon takes tensors of two dimensions only: AdamW gets {_patterns(moved)}, at lr "
             f"{number(moved[0].lr)}. groups.optimizer() trains them by Muon, each matrix by itself."
         )
     if fused := [row for row in taken if row.rows]:
         yield (
-            f"torch's Muon orthogonalises the {len(fused[0].rows)} matrices of {patterns(fused)} as one. The "
+            f"torch's Muon orthogonalises the {len(fused[0].rows)} matrices of {_patterns(fused)} as one. The "
             "step has the same RMS and another direction. groups.optimizer() takes each by itself."
         )
     if turned := [row for row in taken if row.out_axes != (0,)]:
-        yield f"{patterns(turned)}: stored as (in, out), which gives the same step."
+        yield f"{_patterns(turned)}: stored as (in, out), which gives the same step."
     if any(scale_of(row) != "rms" and _muon_options(row)["lr"] != row.lr for row in taken):
         yield (
             "torch's Muon multiplies by √max(1, A/B) of the stored shape A×B: where the groups have another "
@@ -158,6 +158,6 @@ def _notes(own: Mapping[str, PlanRow], left: Mapping[str, PlanRow]) -> Iterator[
         )
 
 
-def patterns(rows: Iterable[PlanRow]) -> str:
+def _patterns(rows: Iterable[PlanRow]) -> str:
     """Their names, folded."""
     return ", ".join(dict.fromkeys(pattern for pattern, _ in fold_rows(rows, lambda row: None)))
