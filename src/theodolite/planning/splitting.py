@@ -146,8 +146,8 @@ def _notes(own: Mapping[str, PlanRow], left: Mapping[str, PlanRow]) -> Iterator[
         )
     if fused := [row for row in taken if row.rows]:
         yield (
-            f"torch's Muon orthogonalises the {len(fused[0].rows)} matrices of {_patterns(fused)} as one. The "
-            "step has the same RMS and another direction. groups.optimizer() takes each by itself."
+            f"torch's Muon orthogonalises the {len(fused[0].rows)} matrices of {_patterns(fused)} as one. "
+            "The step has the same RMS and another direction. groups.optimizer() takes each by itself."
         )
     if turned := [row for row in taken if row.out_axes != (0,)]:
         yield f"{_patterns(turned)}: stored as (in, out), which gives the same step."
