@@ -354,3 +354,11 @@ def test_gradients_that_are_off_outside_are_on_within():
         found = audit(mine(), widths=[32, 64], depths=[2], steps=1, seeds=1)
     assert found.verdict == audit(mine(), widths=[32, 64], depths=[2], train=False).verdict
     assert found.coordinates is not None
+
+
+def test_a_network_whose_depth_adds_no_block_is_read_at_one_depth():
+    def two_blocks(width, depth):
+        return building(recipe())(width, 2)
+
+    found = audit(replace(mine(), build=two_blocks), train=False)
+    assert (found.widths, found.depths) == ((32, 64, 128), ())

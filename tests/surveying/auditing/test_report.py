@@ -93,3 +93,19 @@ def test_what_grows_counts_along_both_axes_and_what_vanishes_only_as_a_change_al
     passed = [slope("stream", "depth", -0.5), slope("change of logits", "depth", -0.5)]
     checked: Any = SimpleNamespace(bent=lambda tolerance: tuple(counted + passed))
     assert list(map(str, report._bent(checked))) == list(map(str, counted))
+
+
+def test_the_start_of_a_few_entries_is_chance() -> None:
+    def row(name: str, entries: int, off: float) -> Any:
+        return SimpleNamespace(name=name, pattern=name, entries=entries, off=lambda _: off)
+
+    def broken(*rows: Any) -> list[tuple[str, str]]:
+        checked: Any = SimpleNamespace(
+            rows=rows, broken=lambda condition, _: rows if condition == "start" else ()
+        )
+        return [(what, worst.name) for what, worst, _ in report._broken(checked, frozenset())]
+
+    assert broken(row("bias", 32, 100.0), row("weight", 4096, 1 / 3), row("other", 4096, 2.0)) == [
+        ("the start", "weight")
+    ]
+    assert broken(row("bias", 32, 100.0)) == []

@@ -251,8 +251,6 @@ def _along(name: str, given: Any, base: int) -> list[int]:
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise UseError(f"{name} is {given!r}: give a list, as in [64, 128, 256]")
     numbers = [arguments.whole(name, one, least=1) for one in given]
-    if base not in numbers and len(numbers) > 1:
-        numbers = [base, *numbers]
     return [base, *sorted(set(numbers) - {base})]
 
 
