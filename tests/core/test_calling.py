@@ -210,3 +210,19 @@ def test_other_tensors_get_what_user_code_has_set_on_the_parameters():
     model.weight.width_ratio = 4.0
     x = torch.tensor([[3.0, 5.0]])
     assert with_tensors(model, {"weight": torch.ones(1, 2)}, call, x).item() == 2.0
+
+
+def test_both_names_of_a_tied_parameter_keep_what_is_set_on_it() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(3, 2), nn.Linear(2, 3, bias=False)
+            self.head.weight = self.embed.weight
+            self.embed.weight.mark = "seen"  # type: ignore[attr-defined]
+
+    def marks(module: nn.Module) -> list[str]:
+        assert isinstance(module, Tied)
+        return [getattr(one.weight, "mark", "lost") for one in (module.embed, module.head)]
+
+    tensors = {name: torch.zeros(3, 2) for name in ("embed.weight", "head.weight")}
+    assert with_tensors(Tied(), tensors, marks, tied=False) == ["seen", "seen"]

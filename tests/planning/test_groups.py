@@ -194,3 +194,14 @@ def test_one_object_trains(optimizer: str) -> None:
     schedule.step()
     assert all(not torch.equal(after[name], before[name]) for name in before)
     one.load_state_dict(one.state_dict())
+
+
+def test_an_optimizer_of_yours_gets_the_groups_of_the_one_that_was_named_alone() -> None:
+    given: list[set[str]] = []
+
+    def make(made: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        given.append({group["rule"] for group in made})
+        return torch.optim.SGD(made, lr=0.1)
+
+    groups(_built(), TOKENS, lr=0.1).optimizer(make=make)
+    assert given == [{"muon"}]

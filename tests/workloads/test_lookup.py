@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from theodolite import UseError, workload
+from theodolite.workloads.lookup import function_in_file
 
 GOOD = """
 from helper_beside import loss
@@ -155,3 +156,11 @@ def test_a_module_beside_the_file_can_be_imported_by_build(tmp_path: Path, monke
     monkeypatch.setattr("sys.path", [*__import__("sys").path])
     file = _write(tmp_path / "mine", "other_helper", "mine")
     assert workload(f"{file}:lazy").build(1, 1) == "mine"
+
+
+def test_a_function_of_a_file_is_found_and_what_is_none_is_named(file: Path) -> None:
+    assert function_in_file(f"{file}:make_trouble", "--optimizer").__name__ == "make_trouble"
+    with pytest.raises(UseError, match=r"number in .*mymodel\.py is an int, which cannot be called"):
+        function_in_file(f"{file}:number", "--optimizer")
+    with pytest.raises(UseError, match=r"--optimizer: .*mymodel\.py has no 'make_troubles'. Did you mean"):
+        function_in_file(f"{file}:make_troubles", "--optimizer")

@@ -471,7 +471,8 @@ def plain_adamw(model: nn.Module) -> Any:
 
 
 def test_own_with_plain_adamw_is_as_wrong_as_standard() -> None:
-    own = coordinates(MLP, WIDTHS, parameterization="own", optimizer=plain_adamw, steps=4)
+    own = coordinates(MLP, WIDTHS, base=SMALL, parameterization="own", optimizer=plain_adamw, steps=4)
+    assert own.base is None  # it starts from no size
     standard = coordinates(MLP, WIDTHS, base=SMALL, lr=2**-7, parameterization="standard", steps=4)
     assert not own.flat(0.2)
     for mine, its in zip(own.slopes, standard.slopes, strict=True):

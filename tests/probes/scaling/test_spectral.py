@@ -463,3 +463,13 @@ def test_eps_of_an_optimizer_by_hand_is_seen_to_limit_its_steps():
         steps=1,
     )
     assert not any(row.limited_by_eps for row in sgd.rows)  # which has no eps
+
+
+def test_an_optimizer_by_hand_that_keeps_state_between_calls_is_refused():
+    rates = iter([2**-8, 2**-9])
+
+    def decaying(model):
+        return torch.optim.AdamW(model.parameters(), lr=next(rates))
+
+    with pytest.raises(UseError, match="keeps state between calls"):
+        th.probes.spectral(MLP, HIGH, base=LOW, parameterization="own", optimizer=decaying, steps=1)

@@ -165,3 +165,27 @@ def test_a_branch_divided_by_the_root_of_a_sum_is_depth_mup_too() -> None:
     (found,) = find_faults([made], "depth")
     assert is_depth_mup(found)
     assert not is_depth_mup(replace(found, excess=1.0))
+
+
+def test_a_multiplier_belongs_to_the_branches_along_the_depth_and_else_to_the_output() -> None:
+    grows = weight(ends_branch=True, multiplier=as_power(1).own)
+    assert remedy(Fault("multiplier", "width", 1.0, (grows,))) == (
+        "Do not multiply the output of `w` by width/64."
+    )
+    assert remedy(Fault("multiplier", "depth", 1.0, (grows,))) == (
+        "Do not multiply the branches that `w` end by depth/2."
+    )
+
+
+def test_the_factor_of_nanogpt_is_called_as_it_is_written_there_and_others_by_their_power() -> None:
+    _, root = said_of("depth", weight(init=as_power(-0.5, 0)))
+    assert root == "Leave out the 1/√(2·depth), or 1/√depth, in the init of `w`."
+    _, other = said_of("depth", weight(init=as_power(-1, 0)))
+    assert other == "Leave out the factor 2/depth in the init of `w`."
+
+
+def test_a_decay_is_called_twice_multiplied_only_if_the_learning_rate_is_in_it() -> None:
+    _, twice = said_of("width", weight(lr=as_power(-1, -1), decay=as_power(-2, -1)))
+    assert "it is multiplied by the learning rate twice, once by you and once by AdamW" in twice
+    _, once = said_of("width", weight(decay=as_power(0, -1)))
+    assert once == "Divide the weight decay of `w` by width/64."
