@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam, AdamW
 
+from theodolite.anatomy import AttentionHeads
 from theodolite.core.size import Size
 from theodolite.surveying import Audit, audit
+from theodolite.surveying.auditing import verdicts
 from theodolite.surveying.finding import Finding
 from theodolite.workloads import Workload
 
@@ -89,3 +91,9 @@ def test_an_unknown_optimizer_without_a_learning_rate_is_said_once() -> None:
     found = audited(optimizer=lambda model: Own(model.parameters()), sizes={"depths": [2]})
     (said,) = [one.sentence for one in found.findings if one.sentence.startswith("Not judged")]
     assert "How large the steps of Own are is not known here" in said
+
+
+def test_attention_logits_that_shrink_are_no_failure_and_those_that_grow_are() -> None:
+    kind = AttentionHeads(8, True, 8**-0.5, None)
+    levels = [verdicts._heads(kind, own, -1.0, Size(32, 2)).level for own in (-0.5, -1.5)]
+    assert levels == ["fail", "warn"]

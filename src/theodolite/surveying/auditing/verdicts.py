@@ -304,13 +304,12 @@ def _others(scalings: Sequence[TensorScaling], faults: Sequence[Fault], check: C
     """Those whose start and steps are not off because of a multiplier, which has a finding of its own."""
     if check not in (STEP, START):
         return list(scalings)
-    causes = ("multiplier",) if check is STEP else ("multiplier", "step")
     off = {
         name
         for fault in faults
         for one in fault.scalings
         for name in one.tensors
-        if fault.cause in causes and (fault.cause == "multiplier" or fault.also_of)
+        if fault.cause == "multiplier" or (fault.cause == "step" and fault.also_of)
     }
     return [one for one in scalings if not off & set(one.tensors)]
 
