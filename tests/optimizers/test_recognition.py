@@ -247,3 +247,11 @@ def test_what_dion_trains_by_another_algorithm_has_no_rule_of_muon() -> None:
     for algorithm, rule in (("lion", "lion"), ("adamw", "adamw"), ("dion", None)):
         made = Muon([{"params": [weight], "algorithm": algorithm, "adjust_lr": "rms_norm"}], lr=0.1)
         assert rule_of(made, made.param_groups[0]) == rule
+
+
+def test_the_schedule_free_adamw_of_its_authors_has_that_rule() -> None:
+    class AdamWScheduleFree(Optimizer):
+        """Derived from none of torch's classes, as facebookresearch/schedule_free has it."""
+
+    made = AdamWScheduleFree([nn.Parameter(torch.ones(2, 2))], {"lr": 0.1})
+    assert rule_of(made, made.param_groups[0]) == "schedule-free"

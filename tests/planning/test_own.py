@@ -437,3 +437,14 @@ def test_of_a_tensor_in_two_groups_all_numbers_are_those_of_the_first() -> None:
 
     row = mine(make)["readout.weight"]
     assert (row.rule, row.lr, row.weight_decay) == ("adamw", 0.01, 0.1)
+
+
+def test_without_a_default_rate_the_groups_keep_theirs() -> None:
+    class Unnamed(SGD):
+        def __init__(self, groups: Any) -> None:
+            super().__init__(groups)
+            del self.defaults["lr"]
+
+    plan = mine(lambda model: Unnamed([{"params": model.parameters(), "lr": 0.25}]))
+    assert plan.factor == 1.0
+    assert plan.optimizer(plan.build()).param_groups[0]["lr"] == 0.25

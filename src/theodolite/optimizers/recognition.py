@@ -100,7 +100,7 @@ def reads_stored_shape(rule: str | None, group: Mapping[str, Any]) -> bool:
 def rule_of_vectors(rule: str | None, group: Mapping[str, Any]) -> str | None:
     """The rule of a group's vectors, given that of its matrices: SOAP steps vectors as Adam does.
 
-    >>> [rule_of_vectors("soap", {"precondition_1d": one}) for one in (False, True)]
+    >>> [rule_of_vectors("soap", group) for group in ({}, {"precondition_1d": True})]
     ['adamw', 'soap']
     """
     return "adamw" if rule == "soap" and not group.get("precondition_1d", False) else rule

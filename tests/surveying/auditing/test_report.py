@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,8 @@ from theodolite.probes.scaling.coordinates import Slope
 from theodolite.surveying import Audit, audit
 from theodolite.surveying.auditing import report
 from theodolite.workloads import Workload
+
+from .test_faults import as_power, weight
 
 
 class Rows(nn.Module):
@@ -109,3 +112,9 @@ def test_the_start_of_a_few_entries_is_chance() -> None:
         ("the start", "weight")
     ]
     assert broken(row("bias", 32, 100.0)) == []
+
+
+def test_a_start_that_is_off_within_its_noise_is_let_pass() -> None:
+    off = weight(init=as_power(0.08))
+    assert report._passed_starts([off]) == frozenset()
+    assert report._passed_starts([replace(off, noise=0.05)]) == {"w"}
