@@ -9,10 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam, AdamW
 
-from theodolite.anatomy import AttentionHeads
 from theodolite.core.size import Size
 from theodolite.surveying import Audit, audit
-from theodolite.surveying.auditing import verdicts
 from theodolite.surveying.finding import Finding
 from theodolite.workloads import Workload
 
@@ -94,6 +92,17 @@ def test_an_unknown_optimizer_without_a_learning_rate_is_said_once() -> None:
 
 
 def test_attention_logits_that_shrink_are_no_failure_and_those_that_grow_are() -> None:
-    kind = AttentionHeads(8, True, 8**-0.5, None)
-    levels = [verdicts._heads(kind, own, -1.0, Size(32, 2)).level for own in (-0.5, -1.5)]
-    assert levels == ["fail", "warn"]
+    """Heads grow with width; their right scale is 1/d, and √(8/d) is multiplied in, or divided by."""
+    levels = []
+    for power in (-0.5, 0.5):
+
+        def build(width: int, depth: int, power: float = power) -> nn.Module:
+            model = building(recipe(growing_heads=True))(width, depth)
+            for block in model.blocks:
+                block.attn.scale *= (block.attn.dim / 8) ** power
+            return model
+
+        workload = Workload("mine", build, batch, loss, Size(32, 2))
+        found = audit(workload, optimizer=make_optimizer, depths=[2], train=False)
+        levels.append(of_code(found, "TH209").level)
+    assert levels == ["warn", "fail"]
