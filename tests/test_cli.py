@@ -226,6 +226,12 @@ PLAN = ["plan", "mine.py:good", "--width", "64", "--lr", "0.1"]
         (["lr", "mine.py:good", "--low", "1", "--high", "0.1"], "give low below high"),
         (["lr", "mine.py:good", "--out", "lr.txt"], "its name must end in .html"),
         (["lr", "mine.py:dry"], "workload 'dry': batch(0, 0) failed: OSError: disk gone"),
+        (["sweep", "mine.py:good", "--lr", "fast:1"], "--lr fast:1: 'fast' is no finite number"),
+        (
+            ["sweep", "mine.py:good", "--lr", "1", "--widths", "8,w"],
+            "--widths 8,w: 'w' in '8,w' is no positive",
+        ),
+        (["audit", "mine.py:good", "--depths", "0"], "--depths 0: 0 in '0' is no positive whole number"),
         (["data", "path", "cifar"], "Did you mean 'cifar10'?"),
     ],
 )

@@ -32,7 +32,7 @@ def test_decay_is_decoupled_whatever_the_library_thinks(rule: str) -> None:
     groups = plan_for(rule, weight_decay=0.1).optimizer(model()).param_groups
     own = [group for group in groups if group["rule"] == rule]
     assert all(group["weight_decouple"] and not group["fixed_decay"] for group in own)
-    with pytest.raises(UseError, match=r"'weight_decouple' of .* is set by the plan"):
+    with pytest.raises(UseError, match=r"'weight_decouple' of .* is set for each tensor"):
         OPTIMIZERS[rule].maker({"weight_decouple": False})
 
 

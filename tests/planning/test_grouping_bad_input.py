@@ -36,7 +36,7 @@ from theodolite.planning import groups
         ({"lr": 0.1, "no_decay": "norm*"}, r"no_decay is 'norm\*': give a list of patterns, no_decay="),
         ({"lr": 0.1, "no_decay": ["gain*"]}, r"no_decay: no tensor has a name that matches 'gain\*'; there"),
         ({"lr": 0.1, "roles": {"nothing": "hidden"}}, "roles.'nothing'. matches no parameter"),
-        ({"lr": 0.1, "size": th.Size(16, 1)}, "goes with a build function, but build is a ready MixedGPT"),
+        ({"lr": 0.1, "size": th.Size(16, 1)}, "size is .* and model is a ready MixedGPT: leave size out"),
     ],
 )
 def test_bad_arguments_are_named(given: dict[str, Any], message: str) -> None:
@@ -70,10 +70,15 @@ def test_a_network_that_is_frozen_has_nothing_to_train() -> None:
 
 
 def test_options_are_those_of_the_optimizer() -> None:
-    made = groups(MixedGPT(), TOKENS, lr=0.1, options={"momentun": 0.9})
-    for use in (made.optimizer, made.split):
-        with pytest.raises(UseError, match="'momentun' is no option of Muon"):
-            use()
+    with pytest.raises(UseError, match="'momentun' is no option of Muon"):
+        groups(MixedGPT(), TOKENS, lr=0.1, options={"momentun": 0.9})
+    with pytest.raises(UseError, match="'beta' is no option of AdamW"):
+        groups(MixedGPT(), TOKENS, lr=0.1, vector_options={"beta": 0.9, "eps": 1e-6})
+    with pytest.raises(UseError, match="'eps' of Muon is set for each tensor"):
+        groups(MixedGPT(), TOKENS, lr=0.1, options={"eps": 1e-6})
+    for name in ("options", "vector_options"):
+        with pytest.raises(UseError, match=rf"{name} is \[1\]: give options by name"):
+            groups(MixedGPT(), TOKENS, lr=0.1, **{name: [1]})  # type: ignore[arg-type]
 
 
 def test_tensors_frozen_later_are_named() -> None:

@@ -206,4 +206,4 @@ def test_options_do_not_override_what_is_planned():
     made = zoo_plan(options={"lr": 7.0, "weight_decay": 3.0})
     model = Zoo(TARGET.width, TARGET.depth)
     assert {group["lr"] for group in made.param_groups(model)} == {row.lr for row in made.rows.values()}
-    assert "is set by the plan" in refusal(made.optimizer, model)
+    assert "is set for each tensor" in refusal(made.optimizer, model)

@@ -270,9 +270,9 @@ def test_another_network_is_refused() -> None:
     ("rule", "options", "message"),
     [
         ("adamw", {"beta": 0.9}, r"'beta' is no option of AdamW\. Did you mean 'betas'\?"),
-        ("lion", {"lr": 0.1}, "'lr' of Lion is set by the plan"),
-        ("shampoo", {"matrix_eps": 0.1}, "'matrix_eps' of Shampoo is set by the plan"),
-        ("lion", {"weight_decouple": False}, "'weight_decouple' of Lion is set by the plan"),
+        ("lion", {"lr": 0.1}, "'lr' of Lion is set for each tensor"),
+        ("shampoo", {"matrix_eps": 0.1}, "'matrix_eps' of Shampoo is set for each tensor"),
+        ("lion", {"weight_decouple": False}, "'weight_decouple' of Lion is set for each tensor"),
         ("shampoo", {"momentum": 0.9}, "'momentum' cannot be used with shampoo"),
         ("sso", {"frobnicate": 1}, r"no option of SpectralSphere\. It has .*radius"),
     ],

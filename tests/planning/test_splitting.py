@@ -137,6 +137,13 @@ def test_kernels_and_experts_go_to_adamw_and_the_notes_name_them() -> None:
             assert by_name[name]["eps"] == 1e-8
 
 
+def test_what_adamw_gets_of_translated_rates_has_the_rate_that_they_come_from() -> None:
+    made = groups(Convolutions(), PIXELS, adamw_lr=0.01, vector_lr=0.003, weight_decay=0.1)
+    rates = {name: group["lr"] for group in made.split().adamw for name in group["param_names"]}
+    assert (rates["wide.weight"], rates["back.weight"]) == (0.01, 0.01)
+    assert {rate for name, rate in rates.items() if name not in ("wide.weight", "back.weight")} == {0.003}
+
+
 def test_what_adamw_gets_decays_by_the_policy() -> None:
     given: Any = {"lr": 0.02, "vector_lr": 0.003, "weight_decay": 0.1}
     independent = groups(Convolutions(), PIXELS, decay="independent", **given)

@@ -14,6 +14,7 @@ from theodolite.commands.options import (
     look_up,
     page_and_data,
     pairs,
+    parsed,
     roles_of,
 )
 from theodolite.commands.output import print_result
@@ -94,8 +95,8 @@ def audit(
             chosen,
             optimizer=make,
             base=base,
-            widths=None if widths is None else parse_whole_numbers(widths),
-            depths=None if depths is None else parse_whole_numbers(depths),
+            widths=None if widths is None else parsed("--widths", widths, parse_whole_numbers),
+            depths=None if depths is None else parsed("--depths", depths, parse_whole_numbers),
             train=train,
             steps=steps,
             seeds=seeds,

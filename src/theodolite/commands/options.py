@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from theodolite.core.size import Size
     from theodolite.present.result import Result
     from theodolite.workloads import Workload
+
+T = TypeVar("T")
 
 
 def number(text: str) -> float:
@@ -116,6 +118,19 @@ def pairs(
         except ValueError:
             raise UseError(f"{option} {text}: write {form}, for example {option} {example}") from None
     return found
+
+
+def parsed(option: str, text: str, parse: Callable[[str], T]) -> T:
+    """What is given for an option; an error names the option.
+
+    >>> parsed("--lr", "fast", parse_number)
+    Traceback (most recent call last):
+    theodolite.UseError: --lr fast: 'fast' is no finite number: write one such as 0.001 or 2^-10
+    """
+    try:
+        return parse(text)
+    except UseError as error:
+        raise UseError(f"{option} {text}: {error}") from error
 
 
 def roles_of(given: list[str] | None) -> dict[str, Role] | None:

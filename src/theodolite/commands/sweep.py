@@ -14,6 +14,7 @@ from theodolite.commands.options import (
     WorkloadName,
     number,
     pairs,
+    parsed,
 )
 from theodolite.commands.output import print_result
 from theodolite.core.errors import UseError
@@ -144,9 +145,9 @@ def sweep(
         writable(out / "sweep.json", "sweep", (".json",))  # refused before any work is done
     made = conduct(
         workload,
-        lr=cast("Any", parse_axis(lr)),
-        widths=parse_whole_numbers(widths) if widths else (),
-        depths=parse_whole_numbers(depths) if depths else (),
+        lr=cast("Any", parsed("--lr", lr, parse_axis)),
+        widths=parsed("--widths", widths, parse_whole_numbers) if widths else (),
+        depths=parsed("--depths", depths, parse_whole_numbers) if depths else (),
         product=product,
         base=_base(base),
         optimizer=_names(optimizer),

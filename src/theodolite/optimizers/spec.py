@@ -185,7 +185,7 @@ class OptimizerSpec:
                 raise UseError(f"{option!r} cannot be used with {self.name}: {why}. Leave it out")
             if option in planned:
                 raise UseError(
-                    f"{option!r} of {self.class_name} is set by the plan. Leave it out of the options"
+                    f"{option!r} of {self.class_name} is set for each tensor. Leave it out of the options"
                 )
             if option not in known:
                 hint = did_you_mean(option, known) or f" It has {', '.join(sorted(known - planned))}"

@@ -77,7 +77,7 @@ def groups(
     ['2.weight']
     """
     spec = _find(optimizer)
-    _check(spec, lr, adamw_lr, vector_lr, vector_options)
+    _check(spec, lr, adamw_lr, vector_lr, options, vector_options)
     arguments.one_of("decay", decay, POLICIES)
     arguments.one_of("covers", covers, get_args(Covers))
     weight_decay = arguments.number("weight_decay", weight_decay, least=0)
@@ -90,6 +90,11 @@ def groups(
         raise UseError(
             "a build function needs the size of the network: size=theodolite.Size(width, depth). Or give a "
             "ready module"
+        )
+    if isinstance(model, nn.Module) and size is not None:
+        raise UseError(
+            f"size is {size!r}, and model is a ready {type(model).__name__}: leave size out, or give the "
+            "function that builds the network"
         )
     anatomy = dissect(model, inputs, size=size, roles=roles)
     _require_trained(anatomy)
@@ -200,6 +205,7 @@ def _check(
     lr: float | None,
     adamw_lr: float | None,
     vector_lr: float | None,
+    options: Mapping[str, Any] | None,
     vector_options: Mapping[str, Any] | None,
 ) -> None:
     if lr is None and adamw_lr is None:
@@ -221,6 +227,12 @@ def _check(
             f"vector_lr and vector_options are for what a matrix optimizer leaves to AdamW; {spec.name} "
             "trains every tensor. Leave them out"
         )
+    for name, given in (("options", options), ("vector_options", vector_options)):
+        if not isinstance(given, Mapping | None):
+            raise UseError(f"{name} is {given!r}: give options by name, as in {{'betas': (0.9, 0.95)}}")
+    if options:
+        spec.maker(options)  # refuses what is no option of it
+    OPTIMIZERS["adamw"].maker({name: one for name, one in (vector_options or {}).items() if name != "eps"})
 
 
 def _require_trained(anatomy: Anatomy) -> None:

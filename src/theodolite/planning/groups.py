@@ -147,13 +147,13 @@ class Groups(PerTensor):
         return translate(row for row in self.trained if row.role == "hidden" or scale_of(row) is not None)
 
     def _as_adamw(self, row: PlanRow) -> PlanRow:
-        """A row of Muon's as AdamW's."""
-        independent = self.policy == "independent"
-        decay = self.weight_decay / self.vector_lr if independent else self.weight_decay
+        """A row of Muon's as AdamW's, at the learning rate of AdamW that it comes from, if it does."""
+        lr = self.lr if self.from_adamw else self.vector_lr
+        decay = self.weight_decay / lr if self.policy == "independent" else self.weight_decay
         return replace(
             row,
             rule="adamw",
-            lr=self.vector_lr,
+            lr=lr,
             eps=self.vector_eps,
             weight_decay=decay if row.weight_decay else 0.0,
         )

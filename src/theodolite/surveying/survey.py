@@ -74,6 +74,8 @@ class Survey(Result):
             return f"{self.workload} should be fixed before it is scaled: {_named(warns)}.{missing}"
         if errors and not made:
             return f"Nothing is known about {self.workload}:{missing}"
+        if not made:
+            return f"Nothing is known about {self.workload}: none of these sections has a check for it."
         known = f"; read {counted(len(notes), 'note')} first" if notes else ""
         return f"{self.workload} can be scaled: {counted(made, 'check')} found no problem{known}.{missing}"
 

@@ -24,7 +24,10 @@ def levels(workload):
 
 
 def test_a_workload_without_an_optimizer_has_no_such_findings():
-    assert levels(replace(mine(), optimizer=None)) == []
+    without = replace(mine(), optimizer=None)
+    assert levels(without) == []
+    said = "Nothing is known about mine: none of these sections has a check for it."
+    assert survey(without, only=["audit"]).verdict == said
 
 
 def test_a_right_recipe_has_four_findings_that_are_ok():
