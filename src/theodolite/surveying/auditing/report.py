@@ -125,8 +125,8 @@ class Audit(Result):
             )
         if mistakes and not any(doubts):
             said.append(
-                "Reading and training disagree: what is wrong by its exponents does not show in these few "
-                "steps at these sizes. It grows with size."
+                "What is wrong by its exponents does not show in these few steps at these sizes. It grows with "
+                "size."
             )
         return tuple(said)
 
