@@ -17,9 +17,13 @@ from theodolite.core.size import Size
 from theodolite.probes.scaling.coordinates import Slope
 from theodolite.surveying import Audit, audit
 from theodolite.surveying.auditing import report
+from theodolite.surveying.auditing.exponents import Series
 from theodolite.workloads import Workload
 
-from .test_faults import as_power, weight
+from .hand_made import batch as gpt_batch
+from .hand_made import building, loss, recipe
+from .hand_made import make_optimizer as gpt_optimizer
+from .test_faults import FLAT, as_power, weight
 
 
 class Rows(nn.Module):
@@ -118,3 +122,29 @@ def test_a_start_that_is_off_within_its_noise_is_let_pass() -> None:
     off = weight(init=as_power(0.08))
     assert report._passed_starts([off]) == frozenset()
     assert report._passed_starts([replace(off, noise=0.05)]) == {"w"}
+
+
+@pytest.mark.parametrize(
+    ("mistake", "options", "tensor", "said"),
+    [
+        ("readout not multiplied", {}, "head.weight", "start and steps 10× too large"),
+        ("readout not multiplied", {"tied": True}, "wte.weight", "logits 10× too large"),
+        ("decay times lr twice", {}, "blocks.*.mlp.up.weight", "decay 100× too small"),
+        ("decay left alone", {}, "blocks.*.mlp.up.weight", "decay 10× too small"),
+        ("hidden lr not divided", {}, "blocks.*.mlp.up.weight", "steps 10× too large"),
+        (None, {}, "blocks.*.mlp.up.weight", "right"),
+    ],
+)
+def test_the_last_column_says_what_is_off_at_ten_times_the_size(
+    mistake: str | None, options: dict[str, Any], tensor: str, said: str
+) -> None:
+    made = recipe(*([mistake] if mistake else []), **options)
+    workload = Workload("mine", building(made), gpt_batch, loss, Size(32, 2))
+    found = audit(workload, optimizer=gpt_optimizer, widths=[32, 64], depths=[2], train=False)
+    assert {row[0]: row[-1] for row in report.axis_table(found.width, "width").rows}[tensor] == said
+
+
+def test_the_last_column_says_what_eps_limits_at_ten_times_the_size() -> None:
+    held = weight(eps=Series(FLAT, (1.0, 0.5, 0.25)), over_eps=50.0)
+    said = {times: report._effect(replace(held, over_eps=times)) for times in (math.nan, 200.0, 50.0)}
+    assert said == {math.nan: "right", 200.0: "right", 50.0: "limited by eps"}

@@ -132,6 +132,12 @@ def keeps_decay(one: TensorScaling, wrong_lr: float) -> bool:
     return not math.isnan(decay) and not _near(decay, wrong_lr)
 
 
+def lone_decay_excess(one: TensorScaling, wrong_lr: float) -> float:
+    """`decay_excess`; nan if the decay is off as its learning rate is, and comes right with it."""
+    decay = decay_excess(one)
+    return math.nan if _off(wrong_lr) and not keeps_decay(one, wrong_lr) else decay
+
+
 def steps_limited(one: TensorScaling, times: float, at: float) -> bool:
     """Is its gradient below so many times eps, where the size is `at` times that of the base?"""
     reached = over_eps_at(one, at)
@@ -178,9 +184,8 @@ def _faults_of(one: TensorScaling, axis: Axis, hidden: float) -> Iterator[tuple[
         yield "step", step, math.nan
     if _off(start, one.noise):
         yield "start", start, math.nan
-    # A decay that is off as the learning rate is comes right with it.
-    decay = decay_excess(one)
-    if _off(decay) and not (_off(wrong_lr) and not keeps_decay(one, wrong_lr)):
+    decay = lone_decay_excess(one, wrong_lr)
+    if _off(decay):
         yield "decay", decay, math.nan
 
 

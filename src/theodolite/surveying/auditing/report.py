@@ -15,9 +15,10 @@ from theodolite.present.figure import Figure, Panel, frame, line
 from theodolite.present.result import Block, Heading, Result
 from theodolite.present.text import Column, Table, counted
 from theodolite.probes.scaling.coordinates import Coordinates, Slope
+from theodolite.probes.scaling.small_gradients import NEAR_EPS
 from theodolite.probes.scaling.spectral import Condition, Spectral, SpectralRow
 from theodolite.surveying.auditing.exponents import ATOL, Axis, Exponent, TensorScaling
-from theodolite.surveying.auditing.faults import start_excess, step_excess
+from theodolite.surveying.auditing.faults import lone_decay_excess, start_excess, step_excess, steps_limited
 from theodolite.surveying.auditing.phrases import brief, power_of
 from theodolite.surveying.auditing.verdicts import UNTRAINED
 from theodolite.surveying.finding import LEVELS, Finding, Level, times
@@ -125,8 +126,8 @@ class Audit(Result):
             )
         if mistakes and not any(doubts):
             said.append(
-                "What is wrong by its exponents does not show in these few steps at these sizes. It grows with "
-                "size."
+                "What is wrong by its exponents does not show in these few steps at these sizes. It grows "
+                "with size."
             )
         return tuple(said)
 
@@ -150,9 +151,9 @@ class Audit(Result):
         for axis in self._axes:
             yield Heading(f"Along the {axis}")
             yield axis_table(getattr(self, axis), axis)
-            off = [one for one in getattr(self, axis) if _is_off(one)]
-            if off:
-                yield _figure(off, axis)
+            figure = _figure(getattr(self, axis), axis)
+            if figure.panels:
+                yield figure
         if self.trained:
             yield Heading("A few steps of training")
             yield "\n".join(self.trained)
@@ -246,17 +247,21 @@ def _multiplier(one: TensorScaling) -> str | None:
 
 
 def _effect(one: TensorScaling) -> str:
-    """`steps 10× too large`."""
+    """`steps 10× too large`; of the decay only what the learning rate does not bring right with it."""
     by_factor: dict[str, list[str]] = {}
-    for what, excess, noise in (("start", start_excess(one), one.noise), ("steps", step_excess(one), 0.0)):
+    for what, excess, noise in (
+        ("start", start_excess(one), one.noise),
+        ("steps", step_excess(one), 0.0),
+        ("decay", lone_decay_excess(one, one.exponent("lr").excess), 0.0),
+        ("logits", one.exponent("readout").excess, 0.0),
+    ):
         if abs(excess) > ATOL + noise:
             size = "large" if excess > 0 else "small"
             by_factor.setdefault(f"{times(10 ** abs(excess))}× too {size}", []).append(what)
-    return ", ".join(f"{' and '.join(what)} {factor}" for factor, what in by_factor.items()) or "right"
-
-
-def _is_off(one: TensorScaling) -> bool:
-    return _effect(one) != "right"
+    said = [f"{' and '.join(what)} {factor}" for factor, what in by_factor.items()]
+    if steps_limited(one, NEAR_EPS, 10.0):
+        said.append("limited by eps")
+    return ", ".join(said) or "right"
 
 
 def _bent(checked: Coordinates) -> tuple[Slope, ...]:
@@ -361,10 +366,10 @@ def _of_spectral(checked: Spectral, passed: frozenset[str]) -> str:
     return f"{which}, {' and '.join(said)} (spectral condition)."
 
 
-def _figure(off: Sequence[TensorScaling], axis: Axis) -> Figure:
+def _figure(scalings: Sequence[TensorScaling], axis: Axis) -> Figure:
     """Learning rate, or initial size, against the rule: a panel for each tensor that is off."""
     panels, words = [], []
-    for one in off:
+    for one in scalings:
         for name, wrong, series in (
             ("learning rate", abs(step_excess(one)) > ATOL, one.lr),
             ("initial size", abs(start_excess(one)) > ATOL + one.noise, one.init),
