@@ -122,6 +122,24 @@ def test_nothing_sticks_out_on_a_phone(open_page):
     assert sticking_out == []
 
 
+def test_a_wide_table_stays_within_its_finding_and_leaves_names_whole(browser, surveyed, tmp_path):
+    """Headings and names wrap; a name only at its dots."""
+    powers = [f"{what}{of}" for what in ("lr", "init", "lr × decay") for of in (" goes as", ", by the rule")]
+    powers.append("multiplier goes as")
+    row = {"tensor": "transformer.h.*.attn.c_attn.weight", "axis": "width", "role": "hidden", "rule": "adamw"}
+    worst = surveyed.ranked[0]  # others may be folded away
+    wide = dataclasses.replace(worst.evidence, rows=[row | dict.fromkeys(powers, -0.5)])
+    findings = (dataclasses.replace(worst, evidence=wide),)
+    page = dataclasses.replace(surveyed, findings=findings).save(tmp_path / "wide.html")
+    tab = browser.new_page(viewport={"width": 1200, "height": 800})
+    tab.goto(page.as_uri())
+    article = tab.locator("article.finding:has(th:text-is('lr × decay goes as'))")
+    right = "one => one.getBoundingClientRect().right"
+    assert article.locator("table").evaluate(right) <= article.evaluate(right) + 1
+    assert article.locator("td code").first.bounding_box()["height"] < 5 * 18  # four lines
+    tab.close()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_scheme_is_honoured_by_page_and_figures(look_at, scheme):
     tab = look_at(scheme)
