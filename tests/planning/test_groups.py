@@ -99,7 +99,7 @@ def test_groups_name_the_network() -> None:
     size = th.Size(16, 1)
     assert groups(MixedGPT, TOKENS, size=size, lr=0.1).title == "muon, adamw for the rest: MixedGPT at 16 × 1"
     assert "nameless at 16 × 1" in groups(nameless, TOKENS, size=size, lr=0.1).title
-    assert "the network at 16 × 1" in groups(lambda *both: MixedGPT(*both), TOKENS, size=size, lr=0.1).title
+    assert "MixedGPT at 16 × 1" in groups(lambda *both: nameless(*both), TOKENS, size=size, lr=0.1).title
 
 
 def test_saved_groups_come_back_equal(tmp_path: Path) -> None:

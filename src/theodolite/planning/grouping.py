@@ -119,7 +119,7 @@ def groups(
             row = replace(row, lr=rate, weight_decay=fraction if decayed else 0.0)
         rows[part.name] = row
     return Groups(
-        network=_network(model),
+        network=_network(model, size),
         size=anatomy.size,
         optimizer_name=spec.name,
         lr=given,
@@ -251,10 +251,16 @@ def _is_matrix(part: Part, covers: Covers) -> bool:
 
 def _complex(model: nn.Module | Build, size: Size | None) -> frozenset[str]:
     """The tensors of complex numbers."""
-    if not isinstance(model, nn.Module):
-        assert size is not None
-        model = build_hollow(model, size)
-    return frozenset(name for name, tensor in canonical_parameters(model) if tensor.is_complex())
+    made = _made(model, size)
+    return frozenset(name for name, tensor in canonical_parameters(made) if tensor.is_complex())
+
+
+def _made(model: nn.Module | Build, size: Size | None) -> nn.Module:
+    """The network, without memory for its weights if there is only a function that builds it."""
+    if isinstance(model, nn.Module):
+        return model
+    assert size is not None
+    return build_hollow(model, size)
 
 
 def _undecayed(no_decay: Sequence[str], anatomy: Anatomy) -> set[str]:
@@ -273,11 +279,12 @@ def _undecayed(no_decay: Sequence[str], anatomy: Anatomy) -> set[str]:
     return found
 
 
-def _network(model: nn.Module | Build) -> str:
-    """The name of the network's class or of the function that builds it."""
-    if isinstance(model, nn.Module):
-        cls = type(unwrap(model))
-        sharded = cls.__bases__[0].__name__ == "FSDPModule"  # a class that fully_shard derives
-        return (cls.__bases__[-1] if sharded else cls).__name__
-    name = str(getattr(getattr(model, "func", model), "__name__", "_"))
-    return "the network" if name.startswith(("_", "<")) else name
+def _network(model: nn.Module | Build, size: Size | None) -> str:
+    """The name of the function that builds the network, or else of its class."""
+    if not isinstance(model, nn.Module):
+        name = str(getattr(getattr(model, "func", model), "__name__", "_"))
+        if not name.startswith(("_", "<")):
+            return name
+    cls = type(unwrap(_made(model, size)))
+    sharded = cls.__bases__[0].__name__ == "FSDPModule"  # a class that fully_shard derives
+    return (cls.__bases__[-1] if sharded else cls).__name__

@@ -34,7 +34,7 @@ class Groups(PerTensor):
     _noun: ClassVar[str] = "groups"
 
     network: str
-    """The class of the network."""
+    """The class of the network, or the function that builds it."""
     size: Size | None
     """None for a ready module."""
     optimizer_name: str
