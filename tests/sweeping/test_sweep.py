@@ -520,7 +520,7 @@ def test_a_folder_of_another_own_optimizer_is_refused(tiny):
     given = {"widths": [8, 16], "parameterization": ["own", "plan"], **GOOD}
     sweep(workload(0), **given)
     assert sweep(workload(0), **given).report.before == 4
-    with pytest.raises(UseError, match="the optimizer of tiny at 16 × 1 is another than that of the own"):
+    with pytest.raises(UseError, match="the optimizer of tiny at 16 × 1 differs from that of the own"):
         sweep(workload(1), **given)
     assert sweep(workload(1), **{**given, "parameterization": ["plan"]}).report.before == 2
 

@@ -25,8 +25,8 @@ from theodolite.workloads import Workload
 def check_plans(runs: Sequence[Run], workload: Workload) -> tuple[str, ...]:
     """Plan each size with each optimizer and parameterization, and check schedules and options.
 
-    No network is built. Plans are cached: runs in this process do not make them again. Gives what to know of
-    the workload's own optimizer, such as the tensors that it leaves out.
+    No network is built. Plans are cached: runs in this process do not make them again. Returns notes on the
+    workload's own optimizer, such as the tensors that it leaves out.
     """
     notes: dict[str, str] = {}
     for timing in dict.fromkeys((run.schedule, run.steps, run.warmup, run.final) for run in runs):
@@ -35,7 +35,8 @@ def check_plans(runs: Sequence[Run], workload: Workload) -> tuple[str, ...]:
         plan = planned(run, workload)
         if run.parameterization == "own":
             _check_own(run, plan, workload)
-            notes = {note: f"{plan.title}: {note}" for note in plan.notes} | notes
+            for note in plan.notes:  # at several sizes they are often the same
+                notes.setdefault(note, f"{plan.title}: {note}")
             continue
         for rule in {row.rule for row in plan.trained}:
             OPTIMIZERS[rule].maker(plan.options if rule == plan.optimizer_name else plan.vector_options)

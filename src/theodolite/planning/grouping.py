@@ -98,7 +98,9 @@ def groups(
         )
     anatomy = dissect(model, inputs, size=size, roles=roles)
     _require_trained(anatomy)
-    complex_ = _complex(model, size) if spec.matrices_only else frozenset()
+    network = model if size is None else build_hollow(model, size)
+    assert isinstance(network, nn.Module)  # without a size, a module was given
+    complex_ = _complex(network) if spec.matrices_only else frozenset()
     undecayed = _undecayed(no_decay, anatomy)
     given = arguments.positive("lr", lr) if adamw_lr is None else arguments.positive("adamw_lr", adamw_lr)
     beside = given if vector_lr is None else arguments.positive("vector_lr", vector_lr)
@@ -119,7 +121,7 @@ def groups(
             row = replace(row, lr=rate, weight_decay=fraction if decayed else 0.0)
         rows[part.name] = row
     return Groups(
-        network=_network(model, size),
+        network=_title(model, network),
         size=anatomy.size,
         optimizer_name=spec.name,
         lr=given,
@@ -249,18 +251,9 @@ def _is_matrix(part: Part, covers: Covers) -> bool:
     return wanted and bool(part.in_axes) and bool(part.out_axes)
 
 
-def _complex(model: nn.Module | Build, size: Size | None) -> frozenset[str]:
+def _complex(network: nn.Module) -> frozenset[str]:
     """The tensors of complex numbers."""
-    made = _made(model, size)
-    return frozenset(name for name, tensor in canonical_parameters(made) if tensor.is_complex())
-
-
-def _made(model: nn.Module | Build, size: Size | None) -> nn.Module:
-    """The network, without memory for its weights if there is only a function that builds it."""
-    if isinstance(model, nn.Module):
-        return model
-    assert size is not None
-    return build_hollow(model, size)
+    return frozenset(name for name, tensor in canonical_parameters(network) if tensor.is_complex())
 
 
 def _undecayed(no_decay: Sequence[str], anatomy: Anatomy) -> set[str]:
@@ -279,12 +272,12 @@ def _undecayed(no_decay: Sequence[str], anatomy: Anatomy) -> set[str]:
     return found
 
 
-def _network(model: nn.Module | Build, size: Size | None) -> str:
+def _title(model: nn.Module | Build, network: nn.Module) -> str:
     """The name of the function that builds the network, or else of its class."""
     if not isinstance(model, nn.Module):
         name = str(getattr(getattr(model, "func", model), "__name__", "_"))
         if not name.startswith(("_", "<")):
             return name
-    cls = type(unwrap(_made(model, size)))
+    cls = type(unwrap(network))
     sharded = cls.__bases__[0].__name__ == "FSDPModule"  # a class that fully_shard derives
     return (cls.__bases__[-1] if sharded else cls).__name__

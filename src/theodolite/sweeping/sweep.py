@@ -292,15 +292,15 @@ def _ends(axis: Axis) -> Range:
 def _refuse_another_optimizer(folder: Path, runs: Sequence[Run], workload: Workload) -> None:
     """Refuse a folder whose `own` runs were made by an optimizer that the workload no longer has."""
     sizes = {run.size for run in runs if run.parameterization == OWN}
-    if not sizes or not file_of(folder).is_file():
+    if not sizes or workload.optimizer is None or not file_of(folder).is_file():
         return
     with Ledger.read(folder) as ledger:
         rows = [row for row in ledger.rows() if row["parameterization"] == OWN and row.get(OWN_DIGEST)]
     for size, digest in dict.fromkeys((Size(row["width"], row["depth"]), row[OWN_DIGEST]) for row in rows):
         if size in sizes and digest != own_digest(workload, size):
             raise UseError(
-                f"the optimizer of {workload.name} at {size} is another than that of the own runs in "
-                f"{folder}. Undo the change to go on, or give another folder for the new one"
+                f"the optimizer of {workload.name} at {size} differs from that of the own runs in {folder}. "
+                "Undo the change to continue them, or give another folder for the new optimizer"
             )
 
 

@@ -268,4 +268,5 @@ def test_a_title_cannot_end_the_docstring() -> None:
     content = Content('x """ \\ y', plan.rows, {}, {"adamw": {}}, 0.1, 0.0)
     from theodolite.planning.exporting import find_formats
 
-    run(find_formats()["torch"].write(content)[0])
+    written = run(find_formats()["torch"].write(content)[0])
+    assert (written.__doc__ or "").startswith("x ''' \\ y, for torch.\n")

@@ -199,9 +199,8 @@ def _factors(flow: Flow, residual: TracedBranch) -> tuple[float, ...]:
             and node.op in ("add", "sub")
             and any(flow.ancestors[value] >> end & 1 for end in found)
         ):
-            factor *= (
-                multiplier if math.isfinite(multiplier) else 1.0
-            )  # a scalar that the trace does not show
+            if math.isfinite(multiplier):  # else it is a scalar that the trace does not show
+                factor *= multiplier
             alpha = float(node.kwargs.get("alpha", 1)) * (-1 if node.op == "sub" else 1)
             operands = [arg.value for arg in node.args[:2] if isinstance(arg, Ref)]
             waiting += [(one, factor * weight) for one, weight in zip(operands, (1.0, alpha), strict=False)]
