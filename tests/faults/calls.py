@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import theodolite as th
 from theodolite import fleet, growing, probes, surgery
 from theodolite.controllers import DriftAdjusted, NormalizedSmoothness, SafeStep, cancel_interaction
+from theodolite.core.building import untouched_randomness
 from theodolite.optimizers import Muon, SpectralSphere
 from theodolite.planning.readout_multiplier import attach_multipliers
 
@@ -69,8 +70,7 @@ SIZES = [th.Size(8, 2), th.Size(16, 2)]
 
 def network() -> Network:
     """The same weights each time; no random number of the caller's is spent."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with untouched_randomness(0):
         return Network()
 
 
@@ -152,8 +152,7 @@ def _drift_adjusted(model: nn.Module) -> Any:
 
 def _game(model: nn.Module) -> tuple[tuple[nn.Module, nn.Module], Any]:
     """The network against one that moves its inputs, and the loss of the first."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
+    with untouched_randomness(1):  # other threads wait: they draw random numbers too
         mover = nn.Linear(INPUTS, INPUTS)
     return (model, mover), lambda one, two, batch: LOSS(one(batch[0] + two(batch[0])), batch[1])
 
