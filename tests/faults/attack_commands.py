@@ -275,7 +275,7 @@ def _files(folder: Path) -> None:
     (folder / "deep.jsonl").write_text(f"{deep}\n{deep}\n")
     (folder / "huge.json").write_text(f'{{"model_type": "gpt2", "n_layer": {"9" * 5000}}}')
     (folder / "config.json").write_text('{"model_type": "gpt2", "n_layer": -1, "n_embd": "x"}')
-    plan = {"kind": "theodolite plan", "version": 1}
+    plan = {"kind": "theodolite plan", "version": 2}
     (folder / "plan.json").write_text(json.dumps({**plan, "rows": deep[:100]}))
     for study in (
         "ghosts",

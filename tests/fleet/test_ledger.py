@@ -95,6 +95,7 @@ def test_a_row_has_every_field_of_the_run_and_of_what_came_of_it(ledger: Ledger)
         "every": 1,
         "probes": ("gradient",),
         "evaluate_every": 0,
+        "horizon": "none",
         "parameters": 12_345,
         "tokens": 640,
         "sizes.stream": 1.5,

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from theodolite import Part, UseError
+from theodolite import Part, Size, UseError
 from theodolite.optimizers import OPTIMIZERS, Base, Ratios, meet
+from theodolite.optimizers.horizon import UNCHANGED, HorizonCase, HorizonFactors
 from theodolite.planning.explaining import Derivation, reasons
 from theodolite.planning.init_distribution import InitDistribution
 
@@ -162,6 +163,8 @@ def test_a_multiplier_that_stays_is_explained():
         init=InitDistribution("normal", std=1.0),
         explicit=hyper,
         hyper=hyper,
+        horizon=HorizonCase(UNCHANGED, Size(64, 2), Size(64, 2), OPTIMIZERS["adamw"], {}),
+        factors=HorizonFactors(),
         readout=0.25,
     )
     assert reasons(case)["multiplier"].startswith("1/4, in the forward pass of the readout")

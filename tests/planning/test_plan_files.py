@@ -40,7 +40,7 @@ def test_the_build_function_is_handed_over_anew(saved):
 
 def test_a_file_is_plain_json_with_a_version(saved):
     content = json.loads(saved.read_text(encoding="utf-8"))
-    assert (content["kind"], content["version"]) == ("theodolite plan", 1)
+    assert (content["kind"], content["version"]) == ("theodolite plan", 2)
     assert content["rows"]["last.weight"]["lr"] == zoo_plan()["last.weight"].lr
 
 
@@ -93,7 +93,7 @@ ROW = ("rows", "last.weight")
     "keys, value, words",
     [
         (("kind",), "survey", 'holds no plan: its "kind" is not'),
-        (("version",), 2, "has version 2 of the format, and this is version 1"),
+        (("version",), 1, "has version 1 of the format, and this is version 2"),
         (("lr",), None, "the plan has no lr"),
         (("colour",), 1, "the plan has a 'colour', which means nothing"),
         (("lr",), "much", "the plan: lr is 'much' where a finite number belongs"),

@@ -90,6 +90,7 @@ def dissect(
     size = size or Size(128, 4)
     if not isinstance(size, Size):
         raise AnatomyError(f"size is {size!r}: write Size(width, depth)")
+    size = size.network
 
     main = examine_built(build, size, inputs)
     wider = examine_built(build, Size(2 * size.width, size.depth), inputs)

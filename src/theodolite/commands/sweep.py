@@ -38,7 +38,20 @@ def sweep(
         str | None, typer.Option(metavar="N,N,…", help="Widths, at base depth; 128:1024 is every doubling.")
     ] = None,
     depths: Annotated[str | None, typer.Option(metavar="N,N,…", help="Depths, at base width.")] = None,
-    product: Annotated[bool, typer.Option("--product", help="Combine all widths and depths.")] = False,
+    batches: Annotated[
+        str | None, typer.Option(metavar="N,N,…", help="Examples in a step; 8:256 is every doubling.")
+    ] = None,
+    tokens: Annotated[
+        str | None,
+        typer.Option(metavar="N,N,…", help="Targets seen in all, in place of --steps; 1e6:64e6 doubles."),
+    ] = None,
+    horizon: Annotated[
+        str | None,
+        typer.Option(
+            help="The plan's rule for batch and tokens: none, sde, timescale, sde+timescale, power(a, b)."
+        ),
+    ] = None,
+    product: Annotated[bool, typer.Option("--product", help="Combine all of these.")] = False,
     base: Annotated[
         str | None,
         typer.Option(
@@ -118,6 +131,8 @@ def sweep(
 
       theodolite sweep model.py:workload --widths 64:512 --lr 2^-12:2^-5 --engine ray --address auto
 
+      theodolite sweep gpt-sotu --lr 2^-12:2^-5 --batches 4:64 --tokens 1e6:16e6 --parameterization plan
+
       theodolite sweep gpt-sotu --lr 2^-8 --axis weight_decay=0.01:1 --over weight_decay
 
       theodolite sweep gpt-sotu --widths 128:512 --lr 2^-12:2^-5 --axis weight_decay=0.01:1:log --search tpe
@@ -134,12 +149,13 @@ def sweep(
     axes = pairs("--axis", axis, "NAME=X,X,…", "weight_decay=0,0.1", parse_axis)
     options: dict[str, Any] = {"steps": steps, "warmup": warmup, "schedule": schedule}
     options |= {"weight_decay": weight_decay, "precision": precision, "held_out": held_out}
+    options["horizon"] = horizon
     fields = {name: value for name, value in options.items() if value is not None}
     for name in fields:
         if name in axes:
             option = name.replace("_", "-")
             raise UseError(f"{name} is given twice: as --{option} and as an --axis. Give one")
-    if "steps" not in axes:
+    if "steps" not in axes and not tokens:
         fields.setdefault("steps", USUAL_STEPS)
     if (out / "sweep.json").exists():
         writable(out / "sweep.json", "sweep", (".json",))  # refused before any work is done
@@ -148,6 +164,8 @@ def sweep(
         lr=cast("Any", parsed("--lr", lr, parse_axis)),
         widths=parsed("--widths", widths, parse_whole_numbers) if widths else (),
         depths=parsed("--depths", depths, parse_whole_numbers) if depths else (),
+        batches=parsed("--batches", batches, parse_whole_numbers) if batches else (),
+        tokens=parsed("--tokens", tokens, parse_whole_numbers) if tokens else (),
         product=product,
         base=_base(base),
         optimizer=_names(optimizer),

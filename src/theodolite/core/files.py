@@ -83,16 +83,26 @@ def plain_text(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8").replace("\0", "\\x00")
 
 
+OMIT_NONE = {"omit_none": True}
+"""Metadata of a field that is left out of JSON where it is None."""
+
+
 def plain(value: Any) -> Any:
     """A value as JSON values; a number that is not finite is None.
 
-    Fields of a dataclass that do not count for equality are left out.
+    Fields of a dataclass that do not count for equality are left out, and so are those with `OMIT_NONE` in
+    their metadata that are None.
 
     >>> plain({1: (2.0, float("nan"))})
     {'1': [2.0, None]}
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {one.name: plain(getattr(value, one.name)) for one in dataclasses.fields(value) if one.compare}
+        fields = [(one, getattr(value, one.name)) for one in dataclasses.fields(value) if one.compare]
+        return {
+            one.name: plain(item)
+            for one, item in fields
+            if not (item is None and one.metadata.get("omit_none"))
+        }
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
@@ -117,14 +127,17 @@ def read_dataclass(kind: type, content: Any, where: str) -> Any:
     theodolite.UseError: the size: depth is 'two' where a whole number belongs
     """
     hints = typing.get_type_hints(kind)
-    fields = {one.name: hints[one.name] for one in dataclasses.fields(kind) if one.compare}
+    every = [one for one in dataclasses.fields(kind) if one.compare]
+    fields = {one.name: hints[one.name] for one in every}
+    omitted = {one.name for one in every if one.metadata.get("omit_none")}
     if not isinstance(content, dict):
         _refuse(content, where, "an object")
-    if missing := [name for name in fields if name not in content]:
+    if missing := [name for name in fields if name not in content and name not in omitted]:
         raise UseError(f"{where} has no {' and no '.join(missing)}")
     if strange := [name for name in content if name not in fields]:
         raise UseError(f"{where} has a {strange[0]!r}, which means nothing")
-    return kind(**{name: _read(hint, content[name], f"{where}: {name}") for name, hint in fields.items()})
+    found = [(name, hint) for name, hint in fields.items() if name in content]
+    return kind(**{name: _read(hint, content[name], f"{where}: {name}") for name, hint in found})
 
 
 def _read(hint: Any, value: Any, where: str) -> Any:

@@ -17,7 +17,8 @@ TAKEN = frozenset(
         *("identity", "workload", "width", "depth", "size", "base", "base_width", "base_depth", "optimizer"),
         *("parameterization", "lr", "seed", "steps", "weight_decay", "decay", "eps", "vector_lr", "options"),
         *("vector_options", "init_scale", "temperature", "schedule", "warmup", "final", "precision"),
-        *("held_out_batches", "every", "probes", "evaluate_every"),
+        *("held_out_batches", "every", "probes", "evaluate_every", "horizon"),
+        *("batch", "planned_tokens", "base_batch", "base_planned_tokens"),
         *("status", "step", "held_out", "seconds", "device", "engine", "error", "ended", "attempts"),
         *("parameters", "tokens", "sizes", "loss", "gradient", OWN_DIGEST, *EVALUATED),
     )

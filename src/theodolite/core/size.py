@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from theodolite.core.arguments import whole
 from theodolite.core.errors import UseError
+from theodolite.core.files import OMIT_NONE
 
 LARGEST = {"width": 2**24, "depth": 2**14, "batch": 2**40, "tokens": 2**62}
 """Larger values are mistakes: building such a network would use up all memory."""
 
 
 @functools.total_ordering
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Size:
     """Width and depth, the arguments of `build(width, depth)`; batch and tokens where they matter too.
 
@@ -34,8 +35,8 @@ class Size:
 
     width: int
     depth: int
-    batch: int | None = None
-    tokens: int | None = None
+    batch: int | None = field(default=None, metadata=OMIT_NONE)
+    tokens: int | None = field(default=None, metadata=OMIT_NONE)
 
     def __post_init__(self) -> None:
         for name in ("width", "depth"):
@@ -74,6 +75,10 @@ class Size:
     @property
     def _place(self) -> tuple[int, ...]:
         return self.width, self.depth, self.batch or 0, self.tokens or 0
+
+    def __repr__(self) -> str:
+        said = ((name, value) for name, value in vars(self).items() if value is not None)
+        return f"Size({', '.join(f'{name}={value}' for name, value in said)})"
 
     def __str__(self) -> str:
         text = f"{self.width} × {self.depth}"

@@ -24,7 +24,7 @@ from theodolite.fleet.provenance import environment
 from theodolite.fleet.ray_tasks import ray_tasks
 from theodolite.fleet.run import Outcome, Run
 from theodolite.fleet.stack import families_of
-from theodolite.fleet.training import conditions, workload_of
+from theodolite.fleet.training import conditions, workload_for
 from theodolite.fleet.vectorised import vectorised, why_not
 from theodolite.present.bar import Bar
 from theodolite.present.result import Result
@@ -363,8 +363,8 @@ def _seconds(run: Run, resources: Resources) -> float:
     2·10¹⁰ of them in a second, and calling them takes half a millisecond a block.
     """
     try:
-        with conditions(run, resources.workloads):
-            targets = targets_in(workload_of(run.workload, resources.workloads).draw(run.seed, 0))
+        with conditions(run.workload, resources.workloads):
+            targets = targets_in(workload_for(run, resources.workloads).draw(run.seed, 0))
     except Exception:  # whatever it is, the run itself will say it
         return 0.0
     return run.steps * run.size.depth * (6 * 12 * run.size.width**2 * targets / 2e10 + 5e-4)

@@ -88,14 +88,14 @@ _NARROW = 64
 
 
 def cost(run: Run) -> float:
-    """About how long a run takes, in no unit: steps × depth × width², with a floor for narrow networks.
+    """About how long a run takes, in no unit: steps × batch × depth × width², with a floor for width.
 
     >>> from theodolite import Size
     >>> a, b = (Run("gpt-sotu", Size(width, 4), 0.1, parameterization="standard") for width in (512, 1024))
     >>> round(cost(b) / cost(a), 2)
     3.95
     """
-    return run.steps * run.size.depth * (run.size.width**2 + _NARROW**2)
+    return run.steps * (run.size.batch or 1) * run.size.depth * (run.size.width**2 + _NARROW**2)
 
 
 def serial(runs: Sequence[Run], resources: Resources) -> Outcomes:

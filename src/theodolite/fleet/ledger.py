@@ -18,6 +18,7 @@ from theodolite.core.optional import needed
 from theodolite.fleet import opening, tables
 from theodolite.fleet.exporting import export, read_exported, salvaged
 from theodolite.fleet.opening import LedgerError, Lock
+from theodolite.fleet.provenance import ADDED
 from theodolite.fleet.tables import Attempt, Entry, Series
 
 if TYPE_CHECKING:  # a run needs torch, a ledger does not
@@ -296,7 +297,8 @@ def _counting(tries: list[Entry]) -> Entry:
 def _flat_row(attempt: Attempt, tries: int) -> dict[str, Any]:
     """The main columns first, then the rest of the run's value, then its readings."""
     spec, values = tables.flat(attempt.spec), attempt.values
-    spec.setdefault("evaluate_every", 0)  # see Run.to_dict
+    for name, usual in ADDED.items():  # see Run.to_dict
+        spec.setdefault(name, usual)
     first = ("workload", "width", "depth", "optimizer", "parameterization", "lr", "seed")
     row: dict[str, Any] = {"identity": attempt.run}
     row |= {name: spec.pop(name) for name in first if name in spec}

@@ -31,7 +31,8 @@ def check_plans(runs: Sequence[Run], workload: Workload) -> tuple[str, ...]:
     notes: dict[str, str] = {}
     for timing in dict.fromkeys((run.schedule, run.steps, run.warmup, run.final) for run in runs):
         LRFactor(*timing)
-    for run in {(run.size, run.optimizer, run.parameterization): run for run in runs}.values():
+    for run in {(run.size, run.steps, run.optimizer, run.parameterization): run for run in runs}.values():
+        _check_tokens(run, workload)
         plan = planned(run, workload)
         if run.parameterization == "own":
             _check_own(run, plan, workload)
@@ -41,6 +42,15 @@ def check_plans(runs: Sequence[Run], workload: Workload) -> tuple[str, ...]:
         for rule in {row.rule for row in plan.trained}:
             OPTIMIZERS[rule].maker(plan.options if rule == plan.optimizer_name else plan.vector_options)
     return tuple(notes.values())
+
+
+def _check_tokens(run: Run, workload: Workload) -> None:
+    """Refuse a number of steps in which a run does not see the tokens of its size."""
+    if run.size.tokens is not None and (steps := workload.steps_for(run.size)) != run.steps:
+        raise UseError(
+            f"steps is {run.steps}, and training at {run.size} takes {steps}: give {steps}, or leave out the "
+            "tokens of the size"
+        )
 
 
 def _check_own(run: Run, plan: Plan, workload: Workload) -> None:
@@ -56,14 +66,15 @@ def _check_own(run: Run, plan: Plan, workload: Workload) -> None:
 
 def planned(run: Run, workload: Workload) -> Plan:
     """The plan of a run, one for all seeds; under `standard` and `own` it leaves the network as it is."""
-    return _planned(dataclasses.replace(run, seed=0, steps=1, warmup=0, every=1, evaluate_every=0), workload)
+    alike = dataclasses.replace(run, seed=0, steps=1, warmup=0, every=1, evaluate_every=0)
+    return _planned(alike, workload.source)  # networks do not depend on the batch
 
 
 @functools.lru_cache(maxsize=4096)
 def _planned(run: Run, workload: Workload) -> Plan:
     if run.parameterization == "own":
-        return _own(workload, run.size).at(run.lr)
-    sizes = [run.size, run.base or run.size]
+        return _own(workload, run.size.network).at(run.lr)
+    sizes = [run.size.network, (run.base or run.size).network]
     vectors: dict[str, Any] = {}
     if OPTIMIZERS[run.optimizer].matrices_only:
         vectors = {"vector_lr": run.vector_lr, "vector_options": _tuples(run.vector_options)}
@@ -79,6 +90,7 @@ def _planned(run: Run, workload: Workload) -> Plan:
         eps=run.eps,
         decay=run.decay,
         options=_tuples(run.options),
+        horizon=run.horizon,
         anatomies={size: anatomy_of(workload, size) for size in sizes},
         **vectors,
     )

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 Environment = dict[str, str | None]
+ADDED = {"evaluate_every": 0, "horizon": "none"}
+"""Fields that older runs do not have, with the values that change nothing: their digests leave them out."""
 
 
 def digest_of(value: Any) -> str:

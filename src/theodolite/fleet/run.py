@@ -14,8 +14,9 @@ from theodolite.core import arguments
 from theodolite.core.errors import UseError
 from theodolite.core.files import plain_text
 from theodolite.core.size import Size
-from theodolite.fleet.provenance import digest_of
+from theodolite.fleet.provenance import ADDED, digest_of
 from theodolite.optimizers import OPTIMIZERS, POLICIES
+from theodolite.optimizers.horizon import Horizon
 from theodolite.optimizers.schedule import KINDS
 from theodolite.planning.parameterization import PARAMETERIZATIONS, Parameterization
 from theodolite.present.result import Block, Result
@@ -36,7 +37,8 @@ class Run:
 
     Args:
         workload: the name it can be looked up by, see `theodolite.workload`.
-        size: of the network.
+        size: of the network; with `batch` and `tokens` if these are varied. `tokens` then belongs to `steps`,
+            see `Workload.steps_for`.
         lr: learning rate at base size; with `own` in place of the default learning rate of the workload's
             (first) optimizer: the rates of all its groups are multiplied by the same factor.
         optimizer: a name in `theodolite.optimizers.OPTIMIZERS`; `own` with the parameterization `own`.
@@ -47,6 +49,7 @@ class Run:
         steps: how many.
         weight_decay, decay, eps, vector_lr, options, vector_options: as in `theodolite.plan`; not with
             `own`, whose optimizer has its own.
+        horizon: the rule for batch and tokens of a plan, as in `theodolite.plan`.
         init_scale: factor on everything that starts at random: weights, and biases that do not start at a
             constant; not gains. 1 with `own`.
         temperature: the logits are divided by it before the loss.
@@ -91,6 +94,7 @@ class Run:
     every: int = 1
     probes: tuple[str, ...] = ()
     evaluate_every: int = 0
+    horizon: str = "none"
 
     def __post_init__(self) -> None:
         _check(self)
@@ -104,19 +108,20 @@ class Run:
         return digest_of(self.to_dict())[:16]
 
     def to_dict(self) -> dict[str, Any]:
-        """The value as JSON; without `evaluate_every` where it is 0, as runs had none before."""
+        """The value as JSON; without what older runs did not have, where it changes nothing."""
         values: dict[str, Any] = {}
         for name in AXES:
             value = getattr(self, name)
             if isinstance(value, Size):
-                value = [value.width, value.depth]
+                value = listed_size(value)
             elif isinstance(value, Mapping):
                 value = {str(key): _listed(item) for key, item in sorted(value.items())}
             elif value is not None and (name in REAL or name in WHOLE):  # JSON takes no numbers of NumPy
                 value = float(value) if name in REAL else int(value)
             values[name] = _listed(value)
-        if not values["evaluate_every"]:
-            del values["evaluate_every"]  # the identities of older runs stay
+        for name, usual in ADDED.items():  # the identities of older runs stay
+            if values[name] == usual:
+                del values[name]
         return values
 
     @staticmethod
@@ -166,6 +171,7 @@ class Grid:
         axes: by name of a field of `Run`, the values it takes. An option of the optimizer can be an axis too:
             `options.betas`.
         fixed: the fields that all runs share.
+        of_size: fields that follow from the size, such as the steps from its tokens.
 
     Runs of the `standard` parameterization get no base, so a grid over both parameterizations may fix one.
     Those of `own` get no base, the optimizer `own` and, in a grid with others, nothing that their optimizer
@@ -179,6 +185,7 @@ class Grid:
 
     axes: Mapping[str, Sequence[Any]]
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    of_size: Mapping[Size, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if "seed" not in self.axes:
@@ -218,8 +225,9 @@ class Grid:
             for name, value in (*self.fixed.items(), *zip(self.axes, values, strict=True)):
                 top, _, option = name.partition(".")
                 fields[top] = {**fields.get(top, {}), option: value} if option else value
+            fields |= self.of_size.get(fields.get("size"), {})  # type: ignore[arg-type]
             if fields.get("parameterization") in BASELESS:
-                fields["base"] = None
+                fields |= {"base": None, "horizon": "none"}
             if fields.get("parameterization") == OWN:
                 if kinds != {OWN}:  # these are for the others
                     fields = {name: value for name, value in fields.items() if name not in OF_OPTIMIZER}
@@ -276,6 +284,12 @@ class Outcome(Result):
         return self.status != "failed"
 
 
+def listed_size(size: Size) -> list[int | None]:
+    """A size as JSON: width and depth; with batch and tokens where one of them is said."""
+    whole = [size.width, size.depth, size.batch, size.tokens]
+    return whole[:2] if size == size.network else whole
+
+
 def _check(run: Run) -> None:
     for name, value in (("size", run.size), ("base", run.base)):
         if not isinstance(value, Size) and not (name == "base" and value is None):
@@ -284,6 +298,12 @@ def _check(run: Run) -> None:
     choices |= {} if run.parameterization == OWN else {"optimizer": OPTIMIZERS}
     for name, known in (choices | {"schedule": KINDS, "decay": POLICIES}).items():
         arguments.one_of(name, getattr(run, name), tuple(known))
+    object.__setattr__(run, "horizon", str(Horizon.of(run.horizon)))
+    if run.parameterization in BASELESS and run.horizon != "none":
+        raise UseError(
+            f"horizon is {run.horizon!r}: the {run.parameterization} parameterization has the same values "
+            "for all batches and tokens. Leave it out"
+        )
     for probe in run.probes:
         arguments.one_of("probe", probe, PROBES)
     if run.parameterization == OWN:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from theodolite.fleet.plans import planned
 from theodolite.fleet.run import OWN, Run
-from theodolite.fleet.training import Workloads, conditions, workload_of
+from theodolite.fleet.training import Workloads, conditions, workload_for
 from theodolite.optimizers import OPTIMIZERS
 from theodolite.optimizers.schedule import LRFactor
 from theodolite.optimizers.spec import Vectorised
@@ -66,6 +66,7 @@ class Stack:
 
 APART = (
     *("lr", "seed", "parameterization", "base", "weight_decay", "decay", "eps", "vector_lr", "init_scale"),
+    "horizon",
     *("temperature", "schedule", "warmup", "final", "every"),
 )
 """Fields in which the models of one program may differ."""
@@ -94,8 +95,8 @@ def families_of(runs: Sequence[Run], workloads: Workloads) -> tuple[list[list[Ru
     failures = []
     for run in runs:
         try:
-            with conditions(run, workloads):
-                families.setdefault(kin(run, workload_of(run.workload, workloads)), []).append(run)
+            with conditions(run.workload, workloads):
+                families.setdefault(kin(run, workload_for(run, workloads)), []).append(run)
         except Exception:
             failures.append((run, traceback.format_exc()))
     return list(families.values()), failures

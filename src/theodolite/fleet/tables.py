@@ -287,7 +287,7 @@ class Entry:
 
 
 def flat(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The value of a run as columns: sizes as width and depth, options with a dot.
+    """The value of a run as columns: sizes as width and depth (batch, planned tokens), options with a dot.
 
     >>> flat({"size": [64, 2], "base": None, "lr": 0.1, "options": {"betas": [0.9, 0.95]}})
     {'width': 64, 'depth': 2, 'base_width': None, 'base_depth': None, 'lr': 0.1, 'options.betas': (0.9, 0.95)}
@@ -295,9 +295,10 @@ def flat(spec: Mapping[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, value in spec.items():
         if name in ("size", "base"):
-            width, depth = value or (None, None)
             before = "" if name == "size" else "base_"
-            values |= {f"{before}width": width, f"{before}depth": depth}
+            columns = ("width", "depth", "batch", "planned_tokens")
+            numbers = zip(columns, value or (None, None), strict=False)
+            values |= {f"{before}{column}": number for column, number in numbers}
         else:
             values |= leaves(name, value)
     return values

@@ -124,8 +124,8 @@ def attempt(
     """
     start = time.perf_counter()
     try:
-        with conditions(run, workloads) if settings is None else isolated(settings):
-            outcome = train(run, workload_of(run.workload, workloads), device=device, checkpoint=checkpoint)
+        with conditions(run.workload, workloads) if settings is None else isolated(settings):
+            outcome = train(run, workload_for(run, workloads), device=device, checkpoint=checkpoint)
     except (Exception, SystemExit):  # a workload that exits ends its run, not the others
         return failed(run, traceback.format_exc(), time.perf_counter() - start, device, engine)
     return dataclasses.replace(outcome, engine=engine)
@@ -141,13 +141,18 @@ def workload_of(name: str, workloads: Workloads) -> Workload:
     return workloads[name] if name in workloads else _looked_up(name)[0]
 
 
+def workload_for(run: Run, workloads: Workloads) -> Workload:
+    """The workload of a run, in batches of its size."""
+    return workload_of(run.workload, workloads).with_batch(run.size.batch)
+
+
 @contextlib.contextmanager
-def conditions(run: Run, workloads: Workloads) -> Iterator[None]:
+def conditions(workload: str, workloads: Workloads) -> Iterator[None]:
     """Standard settings, and those made by the workload's file: in here its code is called."""
-    looked_up = run.workload not in workloads
-    with isolated(settings_of(run.workload) if looked_up else None):
+    looked_up = workload not in workloads
+    with isolated(settings_of(workload) if looked_up else None):
         if looked_up:
-            put_neighbours_first(run.workload)
+            put_neighbours_first(workload)
         yield
 
 
@@ -303,7 +308,7 @@ def readings_of(model: nn.Module, workload: Workload, run: Run) -> dict[str, Any
     """What is measured once: the number of parameters, and probes after training."""
     readings: dict[str, Any] = {"parameters": sum(each.numel() for each in model.parameters())}
     if run.parameterization == OWN:
-        readings[OWN_DIGEST] = own_digest(workload, run.size)
+        readings[OWN_DIGEST] = own_digest(workload.source, run.size.network)
     if "sizes" in run.probes:
         inputs, _ = on_device(workload.draw_held_out(0), str(device_of(model)))
         readings["sizes"] = activation_sizes(model, inputs)

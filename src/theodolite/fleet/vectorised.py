@@ -41,7 +41,7 @@ from theodolite.fleet.training import (
     precision_of,
     readings_of,
     train,
-    workload_of,
+    workload_for,
 )
 from theodolite.workloads import Workload
 
@@ -65,14 +65,14 @@ def vectorised(runs: Sequence[Run], resources: Resources) -> Outcomes:
     Runs whose batched result differs from the single one fail, with the reason.
     """
     families, failures = families_of(runs, resources.workloads)
-    kept: dict[str, KeptBatches] = {}
+    kept: dict[tuple[str, int | None], KeptBatches] = {}
     for family in families:
         reason = why_not(family[0], resources)
         if reason is None:
-            name = family[0].workload
-            if name not in kept:
-                kept[name] = KeptBatches(workload_of(name, resources.workloads))
-            yield from _family(family, resources, kept[name])
+            drawn = family[0].workload, family[0].size.batch
+            if drawn not in kept:
+                kept[drawn] = KeptBatches(workload_for(family[0], resources.workloads))
+            yield from _family(family, resources, kept[drawn])
         else:
             failures += [(run, reason) for run in family]
     for run, error in failures:
@@ -139,8 +139,8 @@ def why_not(run: Run, resources: Resources) -> str | None:
     Two of them are trained for a few steps, together and alone, and have to agree.
     """
     try:
-        with conditions(run, resources.workloads):
-            workload = workload_of(run.workload, resources.workloads)
+        with conditions(run.workload, resources.workloads):
+            workload = workload_for(run, resources.workloads)
             key = workload, kin(run, workload), resources.device
             if key not in _reasons:
                 _reasons[key] = _why_not(run, workload, resources)
@@ -237,7 +237,7 @@ def _together(
 ) -> list[Outcome]:
     """All steps of some models in one program."""
     start = time.perf_counter()
-    workload, device = workload_of(runs[0].workload, resources.workloads), resources.device
+    workload, device = workload_for(runs[0], resources.workloads), resources.device
     if compiled:
         torch.compiler.reset()  # it gives up after eight networks; its cache on disk remains
     evaluations = Evaluations.of(runs[0], workload, metrics=metrics)
@@ -295,7 +295,7 @@ def _judged(outcome: Outcome, model: nn.Module, workload: Workload, device: str)
 def _settings(run: Run, resources: Resources) -> Iterator[None]:
     """In here models are trained together."""
     with (
-        conditions(run, resources.workloads),
+        conditions(run.workload, resources.workloads),
         untouched_randomness(run.seed),
         arithmetic(run, resources.device),
         warnings.catch_warnings(),
@@ -322,7 +322,7 @@ def _room(run: Run, resources: Resources) -> int:
     """How many models of this shape fit into memory, by one step of one."""
     if torch.device(resources.device).type != "cuda":
         return CHUNK_ON_CPU
-    workload = workload_of(run.workload, resources.workloads)
+    workload = workload_for(run, resources.workloads)
     try:
         _free(resources.device)
         torch.cuda.reset_peak_memory_stats(resources.device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from theodolite.optimizers.horizon import Memory
 from theodolite.optimizers.scaling import GRADIENT_ENTRY, SIGN
 from theodolite.optimizers.spec import Eps, Hypers, OptimizerSpec, State, Vectorised, by_entries
 
@@ -28,6 +29,7 @@ SPECS = (
         torch.optim.AdamW,
         update=SIGN,
         eps=Eps(GRADIENT_ENTRY),  # as √v
+        memory=Memory({"betas": (0.9, 0.999)}),
         keeps_squares=True,
         vectorised=Vectorised(
             by_entries(_step),

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from theodolite.optimizers.borrowed import DECOUPLED, NEGATED, Borrowed, ByAge, NoHiddenEps, corrected_eps
+from theodolite.optimizers.horizon import Memory
 from theodolite.optimizers.scaling import GRADIENT_ENTRY, SIGN
 from theodolite.optimizers.spec import Eps, OptimizerSpec
 
@@ -31,6 +32,7 @@ SPECS = (
         Borrowed("DiffGrad", (DiffGradFixes,)),
         update=SIGN,
         eps=Eps(GRADIENT_ENTRY),
+        memory=Memory({"betas": (0.9, 0.999)}),
         keeps_squares=True,
         fixed=DECOUPLED,
         refused=NEGATED,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from theodolite.core.errors import UseError
 from theodolite.optimizers.borrowed import NEGATED, Borrowed, ByAge, NoHiddenEps
+from theodolite.optimizers.horizon import Memory
 from theodolite.optimizers.scaling import GRADIENT_ENTRY, SIGN
 from theodolite.optimizers.spec import Eps, OptimizerSpec
 from theodolite.optimizers.step_checks import Group
@@ -37,6 +38,11 @@ SPECS = (
         Borrowed("ScheduleFreeAdamW", (ScheduleFreeFixes,)),
         update=SIGN,
         eps=Eps(GRADIENT_ENTRY),
+        # The first beta places y between x and z; it is no decay rate.
+        memory=Memory(
+            {"betas": (0.9, 0.999)},
+            lambda options, batch: {"betas": (options["betas"][0], options["betas"][1] ** batch)},
+        ),
         keeps_squares=True,
         averages=True,
         refused=NEGATED,

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from theodolite.optimizers.condition import gradient
+from theodolite.optimizers.horizon import Memory
 from theodolite.optimizers.scaling import Scaling, aspect, gradient_symbols
 from theodolite.optimizers.spec import Hypers, OptimizerSpec, State, Vectorised, by_entries
 
@@ -35,6 +36,7 @@ SPECS = (
         degree=1,
         # Without momentum that is the same step; with momentum the decay is averaged as the gradient is.
         decoupled=False,
+        memory=Memory({"momentum": 0.0}, summed=True),
         takes_sparse=True,
         vectorised=Vectorised(
             by_entries(_step),

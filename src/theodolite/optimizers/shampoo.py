@@ -51,6 +51,7 @@ SPECS = (
         Borrowed("Shampoo", (ShampooFixes,)),
         update=ORTHOGONAL,
         eps=Eps(GRADIENT_NORM.squared(), usual=1e-6, option="matrix_eps", degree=2),
+        fades=True,
         matrices_only=True,
         keeps_squares=True,
         fixed=DECOUPLED,

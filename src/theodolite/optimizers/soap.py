@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from theodolite.optimizers.borrowed import NEGATED, Borrowed, ByAge, corrected_eps
+from theodolite.optimizers.horizon import Memory
 from theodolite.optimizers.scaling import GRADIENT_NORM, ORTHOGONAL
 from theodolite.optimizers.spec import Eps, OptimizerSpec
 
@@ -61,6 +62,7 @@ SPECS = (
         update=ORTHOGONAL,
         eps=Eps(GRADIENT_NORM),
         matrices_only=True,
+        memory=Memory({"betas": (0.95, 0.95)}),
         keeps_squares=True,
         refused=NEGATED,
     ),

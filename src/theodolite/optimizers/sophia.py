@@ -18,6 +18,7 @@ from typing import Any
 from theodolite.core.errors import UseError
 from theodolite.optimizers.borrowed import DECOUPLED, NEGATED, Borrowed, ByAge
 from theodolite.optimizers.condition import gradient_entry
+from theodolite.optimizers.horizon import Memory
 from theodolite.optimizers.scaling import GRADIENT_ENTRY, Scaling, entry_factors
 from theodolite.optimizers.spec import Eps, Extent, OptimizerSpec
 from theodolite.optimizers.step_checks import Group
@@ -69,6 +70,7 @@ SPECS = (
                 "m/h goes as one over an entry of the gradient",
             ),
         ),
+        memory=Memory({"betas": (0.96, 0.99)}),
         second_order=True,
         fixed=DECOUPLED,
         refused=NEGATED,

@@ -20,6 +20,7 @@ from theodolite.core.errors import UseError
 from theodolite.core.optional import find_by_name
 from theodolite.optimizers.borrowed import Borrowed
 from theodolite.optimizers.condition import Base, Hyper, Ratios, meet
+from theodolite.optimizers.horizon import Memory
 from theodolite.optimizers.scaling import Scaling
 
 Make = Callable[[list[dict[str, Any]]], Optimizer]
@@ -119,6 +120,10 @@ class OptimizerSpec:
     """Does it take sparse gradients?"""
     averages: bool = False
     """Does it average weights instead of following a schedule?"""
+    memory: Memory | None = None
+    """The decay rates of its averages over steps, if it has any."""
+    fades: bool = False
+    """Does it divide by a sum over all steps, so that its steps go as 1/√step?"""
     second_order: bool = False
     """Does it differentiate gradients?"""
     shares_work: bool = False

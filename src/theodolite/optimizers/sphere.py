@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from theodolite.core.errors import UseError
+from theodolite.optimizers.horizon import Memory
 from theodolite.optimizers.matrices import Axes
 from theodolite.optimizers.matrix_optimizer import Moving, SphereOptimizer, averaged
 from theodolite.optimizers.matrix_step import ahead
@@ -148,6 +149,7 @@ SPECS = (
         update=UNIT,
         eps=Eps(GRADIENT_NORM),
         extent=Extent("radius", None),
+        memory=Memory({"momentum": 0.95}),
         matrices_only=True,
         layout=("axes",),
     ),

@@ -8,6 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from theodolite.anatomy import Anatomy
 from theodolite.anatomy.part import Part, fold, untrained
 from theodolite.core.errors import UseError
+from theodolite.core.size import Size
+from theodolite.optimizers.horizon import Horizon, Stretch
+from theodolite.optimizers.scaling import fraction
 from theodolite.planning.counterparts import RepeatedBranches
 from theodolite.present.text import counted, signed
 
@@ -62,6 +65,26 @@ def caveats(
                 f"Heads have {attention.head_dim} entries and grow with width, which needs attention logits "
                 "scaled by 1/d, not 1/√d: see TH106. The plan does not change the forward pass."
             )
+
+
+def horizon_caveats(base: Size, size: Size, horizon: Horizon) -> Iterator[str]:
+    """What a plan for another batch or number of tokens does about it."""
+    stretch = Stretch.between(base, size)
+    changed = " and ".join(f"{name} × {fraction(getattr(stretch, name))}" for name in stretch.changes)
+    if not changed:
+        return
+    if horizon.rates == "none":
+        beside = " Only weight decay follows." if horizon.timescale else ""
+        yield (
+            f"{WARNING}TH210: {changed}, and the learning rate is that of the base, as no rule was asked "
+            f"for.{beside} The best rate usually changes with both. Give horizon='sde+timescale', or the "
+            "rule that a sweep over batches and tokens measured."
+        )
+    elif stretch.batch > 1:
+        yield (
+            f"batch × {fraction(stretch.batch)}: the rule holds up to the critical batch, which "
+            "theodolite.probes.noise measures. Beyond it larger batches stop saving steps."
+        )
 
 
 def _unscaled_branches(target: Anatomy, branches: RepeatedBranches) -> Iterator[str]:

@@ -7,6 +7,8 @@ Symbols, all in units of the base size:
     α                  multiplier of the layer beside o, absorbed into everything else
     c, u, w            sizes ‖·‖_R of the allowed change, of an update and of the weight
     f                  what eps is compared with
+    m_B, m_D           batch and tokens
+    h, s               how the learning rate follows batch and tokens, and the momentum with them
 
 and at base size η, λ, ε and σ for the learning rate, the weight decay, eps and the initial std.
 """
@@ -14,12 +16,14 @@ and at base size η, λ, ε and σ for the learning rate, the weight decay, eps 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from theodolite.anatomy.part import Part
 from theodolite.optimizers import OPTIMIZERS, Base, Hyper, Policy, Ratios
 from theodolite.optimizers.condition import centre, change, deviation, multiplier, norm
 from theodolite.optimizers.decay_policies import decays
+from theodolite.optimizers.horizon import TIMESCALE, HorizonCase, HorizonFactors
 from theodolite.optimizers.scaling import Scaling, fraction, inverse
 from theodolite.optimizers.spec import OptimizerSpec
 from theodolite.planning.init_distribution import InitDistribution
@@ -44,6 +48,10 @@ class Derivation:
     """With the multiplier beside the weight."""
     hyper: Hyper
     """With the multiplier absorbed."""
+    horizon: HorizonCase
+    """The rule for batch and tokens."""
+    factors: HorizonFactors
+    """What it multiplies by; not in `explicit`."""
     readout: float = 1.0
     """A multiplier that stays beside the weight, on the readout of a tied embedding."""
 
@@ -63,12 +71,14 @@ def reasons(case: Derivation) -> dict[str, str]:
             f"{fraction(case.readout)}, in the forward pass of the readout: it shares this tensor with the "
             "embedding, which goes without it, so that the tensor cannot absorb it"
         )
+    if case.horizon.stretch.changes:
+        found["batch and tokens"] = _horizon(case)
     found |= {"init": _init(case), "lr": _lr(case), "decay": _decay(case)}
     if case.rule not in WITHOUT_EPS:
         found["eps"] = _eps(case)
     if word := WITH_EXTENT.get(case.rule):
         found[word] = _extent(case)
-    return found
+    return found | {option: _average(case, option) for option in case.horizon.averages}
 
 
 def _identity(case: Derivation) -> str:
@@ -120,6 +130,30 @@ def _alpha(case: Derivation) -> str:
     )
 
 
+def _horizon(case: Derivation) -> str:
+    stretch, base, size = case.horizon.stretch, case.horizon.base, case.horizon.size
+    symbols = {"batch": "m_B", "tokens": "m_D"}
+    lines = [
+        f"{symbols[name]} = {fraction(getattr(stretch, name))}: {name} {getattr(size, name)} = "
+        f"{fraction(getattr(stretch, name))} × {getattr(base, name)}"
+        for name in stretch.changes
+    ]
+    return "\n".join([*lines, f"by the rule {case.horizon.horizon}"])
+
+
+def _average(case: Derivation, option: str) -> str:
+    before, after = case.horizon.averages[option]
+    written = [
+        ", ".join(f"{each:.6g}" for each in (value if isinstance(value, tuple | list) else [value]))
+        for value in (before, after)
+    ]
+    return (
+        f"{written[0]} → {written[1]}\n"
+        f"averages keep their half-life in tokens, of which a step holds "
+        f"{fraction(case.horizon.stretch.batch)} times as many"
+    )
+
+
 def _init(case: Derivation) -> str:
     init, constant = case.init, case.init.kind == "constant"
     factor = case.explicit.std / case.base.std
@@ -155,8 +189,25 @@ def _init(case: Derivation) -> str:
 
 def _lr(case: Derivation) -> str:
     factor = case.explicit.lr / case.base.lr
-    formula = _product(("η", case.base.lr), ("c/u", factor), *_power(case, 1 + case.explicit.degree))
-    return f"{formula}\n{_allowed(case)}; {_update(case)}"
+    follows = case.horizon.horizon.rates != "none" and bool(case.horizon.stretch.changes)
+    own = [("h", case.factors.rate)] if follows else []
+    own += [("s", 1 / case.factors.sums)] if case.factors.sums != 1 else []
+    formula = _product(("η", case.base.lr), ("c/u", factor), *_power(case, 1 + case.explicit.degree), *own)
+    words = _rate_words(case) if follows else ()
+    return "\n".join([formula, f"{_allowed(case)}; {_update(case)}", *words])
+
+
+def _rate_words(case: Derivation) -> Iterator[str]:
+    """Where h and s come from."""
+    if case.horizon.horizon.rates == "power":
+        yield f"h = {case.horizon.horizon.words(case.horizon.stretch)}, by the exponents given"
+    elif case.spec is not None and case.spec.fades:
+        yield f"h = 1: steps of {case.rule} go as 1/√step by themselves"
+    else:
+        words = case.horizon.horizon.words(case.horizon.stretch, case.explicit.degree)
+        yield f"h = {words}: the random walk of the weights stays"
+    if case.factors.sums != 1:
+        yield f"s = {fraction(1 / case.factors.sums)}: momentum sums the gradients of fewer or more steps"
 
 
 def _decay(case: Derivation) -> str:
@@ -175,11 +226,16 @@ def _decay(case: Derivation) -> str:
             return "0: it stands for a rate by its logarithm, which decay would pull to that of zero"
         whose = "an Output-Norm" if case.part.norm else "no norm"
         return f"0: the gain of {whose} never decays"
+    stays = f"{TIMESCALE}: weights average over the same part of all steps, lr·decay goes as m_B/m_D"
+    kept = case.horizon.horizon.timescale and bool(case.horizon.stretch.changes)
     if case.policy == "independent":
+        part = case.base.weight_decay / (case.horizon.stretch.steps if kept else 1.0)
+        symbol = "λ·m_B/m_D" if kept else "λ"
         return (
-            f"λ / lr = {_digits(case.base.weight_decay)} / {_digits(case.hyper.lr)} = "
+            f"{symbol} / lr = {_digits(part)} / {_digits(case.hyper.lr)} = "
             f"{_digits(case.hyper.weight_decay)}\n"
-            "independent: each step takes the fraction λ of the weight, whatever its learning rate"
+            f"independent: each step takes the fraction {symbol} of the weight, whatever its learning rate"
+            + (f"\n{stays}" if kept else "")
         )
     size = norm(case.part, case.ratios)
     usual = _update_size(case) / size
@@ -189,15 +245,18 @@ def _decay(case: Derivation) -> str:
         ("λ", case.base.weight_decay),
         ("u/w" if named else "d", factor),
         *_power(case, -1 - case.explicit.degree),
+        *([("m_B/(m_D·h)", case.factors.weight_decay)] if kept else []),
     )
     symbol = "r_in = " if case.part.role == "output" else ""
     why = f"w = {symbol}{fraction(size)}, the size of the weight: the decay stays comparable to the update"
-    return f"{formula}\n{why if named else 'd: as the rule asks'}"
+    return "\n".join([formula, why if named else "d: as the rule asks", *([stays] if kept else [])])
 
 
 def _eps(case: Derivation) -> str:
     factor = case.explicit.eps / case.base.eps if case.base.eps else 1.0
-    formula = _product(("ε", case.base.eps), ("f", factor), *_power(case, -case.explicit.eps_degree))
+    degree = case.explicit.eps_degree
+    own = [] if case.factors.eps == 1 else [("m_D/m_B" if degree == 2 else "√(m_D/m_B)", case.factors.eps)]
+    formula = _product(("ε", case.base.eps), ("f", factor), *_power(case, -degree), *own)
     compared = _written(case, factor, case.spec.eps.compared if case.spec and case.spec.eps else None)
     return f"{formula}\n" + (f"f = {compared}" if compared else "f: as the rule asks")
 

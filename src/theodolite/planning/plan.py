@@ -21,6 +21,8 @@ from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.core.size import Size
 from theodolite.optimizers import OPTIMIZERS, POLICIES, schedule
+from theodolite.optimizers.horizon import Horizon, Stretch
+from theodolite.optimizers.scaling import fraction
 from theodolite.optimizers.schedule import Refined
 from theodolite.optimizers.spec import Make, OptimizerSpec
 from theodolite.planning.caveats import WARNING
@@ -42,7 +44,7 @@ from theodolite.planning.rows import (
 from theodolite.present.result import Block, Result
 from theodolite.present.text import Table, counted, number
 
-VERSION = 1
+VERSION = 2
 """Of the format of a saved plan."""
 
 
@@ -57,6 +59,7 @@ _BASE_VALUES = {
     "options": "options",
     "vector_options": "vector options",
     "multipliers": "multipliers",
+    "horizon": "rule for batch and tokens",
 }
 """What holds for the whole plan, by field: its name."""
 
@@ -105,7 +108,7 @@ class Plan(PerTensor):
     eps: float
     policy: str
     options: Mapping[str, Any]
-    """Further options of the optimizer: betas, momentum, …"""
+    """Further options of the optimizer at this size: betas, momentum, …"""
     vector_options: Mapping[str, Any]
     """Further options of the optimizer that vectors get beside a matrix optimizer."""
     rows: Mapping[str, PlanRow]
@@ -113,6 +116,8 @@ class Plan(PerTensor):
     """Multipliers on the inputs of modules. Only the readout of a tied embedding has one."""
     notes: tuple[str, ...] = ()
     """What the plan cannot do, and what to know beside the numbers."""
+    horizon: str = "none"
+    """The rule for batch and tokens, `theodolite.optimizers.horizon`."""
     build_function: Build | None = field(default=None, compare=False, repr=False)
     inputs: Any = field(default=None, compare=False, repr=False)
     """What the network was called with when the plan was made; not saved."""
@@ -130,6 +135,8 @@ class Plan(PerTensor):
         beside = f" beside {' and '.join(others)}" if others else ""
         wider, deeper = self.size.width / self.base.width, self.size.depth / self.base.depth
         grown = f"width × {number(wider)}, depth × {number(deeper)}"
+        stretch = Stretch.between(self.base, self.size)
+        grown += "".join(f", {name} × {fraction(getattr(stretch, name))}" for name in stretch.changes)
         return f"{self.optimizer_name}{beside}, {self.base} → {self.size} ({grown})"
 
     def blocks(self) -> Iterator[Block]:
@@ -137,6 +144,8 @@ class Plan(PerTensor):
         at_base = f"at base size lr {number(self.lr)}"
         if self.weight_decay and self.policy != "none":
             at_base += f", weight decay {number(self.weight_decay)} ({self.policy})"
+        if Stretch.between(self.base, self.size).changes:
+            at_base += f"; batch and tokens by the rule {self.horizon}"
         groups = count_groups(self.trained, self._options())
         yield f"{self.title}\n{at_base}; {counted(len(self.trained), 'tensor')} in {counted(groups, 'group')}"
         yield from (note for note in self.notes if note.startswith(WARNING))
@@ -298,6 +307,7 @@ class Plan(PerTensor):
         for name in ("lr", "weight_decay", "eps"):
             arguments.number(f"the plan: {name}", getattr(self, name), least=0, most=LARGEST)
         arguments.one_of("the plan: policy", self.policy, POLICIES)
+        Horizon.of(self.horizon)
         for name in ("options", "vector_options"):
             _check_option(getattr(self, name), f"the plan: {name}")
         for module, factor in self.multipliers.items():

@@ -18,7 +18,8 @@ from theodolite.core.size import Size
 from theodolite.optimizers import OPTIMIZERS, POLICIES, Base, Hyper, Policy, Ratios, Rule
 from theodolite.optimizers.condition import centre, deviation
 from theodolite.optimizers.decay_policies import decayed
-from theodolite.planning.caveats import caveats, refuse_unscalable
+from theodolite.optimizers.horizon import UNCHANGED, Horizon, HorizonCase, HorizonFactors
+from theodolite.planning.caveats import caveats, horizon_caveats, refuse_unscalable
 from theodolite.planning.counterparts import counterparts, repeated_branches
 from theodolite.planning.explaining import Derivation, reasons
 from theodolite.planning.init_distribution import InitDistribution
@@ -49,6 +50,7 @@ def plan(
     no_decay: Sequence[str] = (),
     options: Mapping[str, Any] | None = None,
     vector_options: Mapping[str, Any] | None = None,
+    horizon: Horizon | str = UNCHANGED,
     anatomies: Mapping[Size, Anatomy] | None = None,
 ) -> Plan:
     """Plan how every tensor starts and is trained at one size, from values that are right at another.
@@ -59,8 +61,9 @@ def plan(
     Args:
         build: `build(width, depth) -> nn.Module`.
         inputs: what the model is called with.
-        base: the size at which the hyperparameters below are right.
-        size: the size to plan for.
+        base: the size at which the hyperparameters below are right; with `batch` and `tokens` if one of them
+            changes.
+        size: the size to plan for. What it does not say of batch and tokens is as at the base.
         optimizer: a name in `theodolite.optimizers.OPTIMIZERS`, or a rule of your own.
         lr: learning rate at base size.
         weight_decay: weight decay at base size, of `W ← W − lr·(A + weight_decay·W)`; under the policy
@@ -75,8 +78,10 @@ def plan(
             those that the plan should leave alone.
         no_decay: patterns of names of tensors that do not decay, whatever the policy. Parameters that the
             network marks by `_no_weight_decay = True` or `_optim = {"weight_decay": 0.0}` do not either.
-        options: further options of the optimizer, such as betas.
+        options: further options of the optimizer at base size, such as betas.
         vector_options: further options of the AdamW beside a matrix optimizer.
+        horizon: how the hyperparameters follow batch and tokens: `none`, `sde`, `timescale`,
+            `sde+timescale`, `power(a, b)`, see `theodolite.optimizers.horizon`.
         anatomies: anatomies of the network at either size, if you have them already.
 
     >>> import torch, theodolite as th
@@ -105,11 +110,12 @@ def plan(
     weight_decay = arguments.number("weight_decay", weight_decay, least=0)
     eps = arguments.number("eps", eps, least=0)
     vector_eps = arguments.number("vector_options['eps']", (vector_options or {}).get("eps", 1e-8), least=0)
-    known = dict(anatomies or {})
-    for one in (size, base):
+    horizon = Horizon.of(horizon)
+    known = {one.network: anatomy for one, anatomy in (anatomies or {}).items()}
+    for one in (size.network, base.network):
         if one not in known:
             known[one] = dissect(build, inputs, size=one, roles=roles)
-    target, reference = known[size], known[base]
+    target, reference = known[size.network], known[base.network]
     if not target.trained:
         raise UseError(
             f"no tensor of the network at {size} is trained: all {len(target)} are frozen (requires_grad is "
@@ -123,6 +129,9 @@ def plan(
     inits = _overridden(at_base, partners, init)
     undecayed = _undecayed(no_decay, partners)
     multipliers, tied = readout_multipliers(target, partners)
+    cases = {name: HorizonCase(horizon, base, size, spec, dict(options or {}))}
+    if vectors:
+        cases["adamw"] = HorizonCase(horizon, base, size, OPTIMIZERS["adamw"], dict(vector_options or {}))
     rows: dict[str, PlanRow] = {}
     for part in target.values():
         if not part.trained:
@@ -141,7 +150,11 @@ def plan(
         its_rule, its_name = (rule, name) if by_own else (OPTIMIZERS["adamw"].rule, "adamw")
         given = Base(lr, weight_decay, eps) if by_own else Base(vector_lr, weight_decay, vector_eps)
         start = inits[part.name]
-        explicit, hyper = _apply_rule(its_rule, its_name, part, ratios, given, decay)
+        explicit = _explicit(its_rule, its_name, part, ratios, given, decay)
+        factors = cases[its_name].factors(
+            explicit.degree, explicit.eps_degree, independent=decay == "independent"
+        )
+        hyper = _absorbed(part, explicit, factors, given)
         made = Derivation(
             part=part,
             partner=partner,
@@ -154,8 +167,12 @@ def plan(
             explicit=explicit,
             hyper=hyper,
             readout=tied.get(part.name, 1.0),
+            horizon=cases[its_name],
+            factors=factors,
         )
         rows[part.name] = _row(made)
+    vector_options = cases["adamw"].options_here if vectors else {}
+    vector_options.pop("eps", None)  # it is in the rows
     return Plan(
         size=size,
         base=base,
@@ -164,11 +181,15 @@ def plan(
         weight_decay=weight_decay,
         eps=eps,
         policy=decay,
-        options=dict(options or {}),
-        vector_options={key: value for key, value in (vector_options or {}).items() if key != "eps"},
+        options=cases[name].options_here,
+        vector_options=vector_options,
         rows=rows,
         multipliers=multipliers,
-        notes=tuple(caveats(target, reference, branches, own_depth)),
+        notes=(
+            *horizon_caveats(base, size, horizon),
+            *caveats(target, reference, branches, own_depth),
+        ),
+        horizon=str(horizon),
         build_function=build,
         inputs=inputs,
     )
@@ -227,24 +248,31 @@ def _matching(pattern: str, partners: Mapping[str, Part], option: str) -> list[s
     return names
 
 
-def _apply_rule(
-    rule: Rule, name: str, part: Part, ratios: Ratios, base: Base, policy: Policy
-) -> tuple[Hyper, Hyper]:
-    """What a rule gives under a decay policy: with the multiplier beside the weight, and absorbed."""
+def _explicit(rule: Rule, name: str, part: Part, ratios: Ratios, base: Base, policy: Policy) -> Hyper:
+    """What a rule gives under a decay policy, with the multiplier beside the weight."""
     explicit = rule(part, ratios, base)
     if not explicit.lr > 0:
         raise UseError(
             f"{part.name}: the rule {name} gives it the learning rate {explicit.lr!r}. Give a "
             "positive one; leave out what is not to be trained by plan.optimizer(model, skip=[…])"
         )
-    explicit = replace(explicit, weight_decay=decayed(policy, part, explicit, base.weight_decay))
-    hyper = explicit.absorbed()
+    return replace(explicit, weight_decay=decayed(policy, part, explicit, base.weight_decay))
+
+
+def _absorbed(part: Part, explicit: Hyper, factors: HorizonFactors, base: Base) -> Hyper:
+    """The same for the batch and tokens of the target, with the multiplier absorbed."""
+    hyper = replace(
+        explicit,
+        lr=explicit.lr * factors.lr,
+        weight_decay=explicit.weight_decay * factors.weight_decay,
+        eps=explicit.eps * factors.eps,
+    ).absorbed()
     if not all(map(math.isfinite, (hyper.lr, hyper.weight_decay, hyper.eps, hyper.std, hyper.extent))):
         raise UseError(
             f"{part.name}: lr {base.lr!r}, weight decay {base.weight_decay!r} or eps {base.eps!r} is beyond "
             "what a number can hold at this size. Check the values at base size"
         )
-    return explicit, hyper
+    return hyper
 
 
 def _row(made: Derivation) -> PlanRow:

@@ -15,7 +15,7 @@ from scipy.special import stdtrit
 from theodolite.core.arguments import is_number
 from theodolite.core.errors import UseError
 from theodolite.core.metric_names import HELD_OUT_LOSS
-from theodolite.core.size import Size
+from theodolite.core.size import Size, rounded
 from theodolite.present.text import number
 
 Floats = NDArray[np.float64]
@@ -174,11 +174,44 @@ def curves_of(
         if criterion.knows(row):
             others = json.dumps({name: setting(row, name) for name in axes}, sort_keys=True)
             sizes = cells.setdefault((row["optimizer"], row["parameterization"], others), {})
-            losses = sizes.setdefault(Size(row["width"], row["depth"]), {})
+            losses = sizes.setdefault(size_of(row), {})
             losses[setting(row, over), row["seed"]] = criterion.of(row)
     return {
         key: [_curve(size, losses) for size, losses in sorted(sizes.items())] for key, sizes in cells.items()
     }
+
+
+def size_of(row: Row) -> Size:
+    """The size of a run.
+
+    >>> print(size_of({"width": 64, "depth": 2, "batch": 32, "planned_tokens": 10**6}))
+    64 × 2, batch 32, 1M tokens
+    """
+    return Size(row["width"], row["depth"], row.get("batch"), row.get("planned_tokens"))
+
+
+def labels(sizes: Collection[Size]) -> dict[Size, str]:
+    """What tells sizes apart, of which all have something in common.
+
+    >>> list(labels([Size(64, 2, 16, 10**6), Size(64, 2, 32, 10**6)]).values())
+    ['batch 16', 'batch 32']
+    >>> list(labels([Size(64, 2), Size(128, 2)]).values())
+    ['64 × 2', '128 × 2']
+    """
+    networks, batches, tokens = (
+        {getattr(size, name) for size in sizes} for name in ("network", "batch", "tokens")
+    )
+    alike = max(map(len, (networks, batches, tokens)), default=1) == 1
+
+    def label(size: Size) -> str:
+        parts = [str(size.network)] if len(networks) > 1 or alike or size.batch is size.tokens is None else []
+        if size.batch is not None and (len(batches) > 1 or alike):
+            parts.append(f"batch {size.batch}")
+        if size.tokens is not None and (len(tokens) > 1 or alike):
+            parts.append(f"{rounded(size.tokens)} tokens")
+        return ", ".join(parts)
+
+    return {size: label(size) for size in sizes}
 
 
 def setting(row: Row, name: str) -> Any:

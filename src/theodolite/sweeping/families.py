@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,11 +21,13 @@ from theodolite.sweeping.curves import (
     Scale,
     SweepCurve,
     curves_of,
+    labels,
     resampled,
     resamples,
     scale_of,
     setting,
 )
+from theodolite.sweeping.horizons import HorizonFit, horizon_fit
 from theodolite.sweeping.transfer import (
     Along,
     Change,
@@ -65,6 +68,8 @@ class Family(Result):
     reaches: tuple[TransferReach, ...]
     criterion: Criterion = LOSS
     """What its curves show."""
+    horizon: HorizonFit | None = None
+    """How the best learning rate follows batch and tokens, if they were varied."""
 
     @property
     def title(self) -> str:
@@ -77,14 +82,20 @@ class Family(Result):
         return next(optimum for optimum in self.optima if optimum.size == size)
 
     def drift(self, along: Along) -> OptimumDrift | None:
-        """How the optimum moves along width or depth, if there are two sizes."""
+        """How the optimum moves along width, depth, batch or tokens, if there are two sizes."""
         return next((drift for drift in self.drifts if drift.along == along), None)
+
+    @functools.cached_property
+    def labels(self) -> Mapping[Size, str]:
+        """By size, what tells it from the others."""
+        return labels([curve.size for curve in self.curves])
 
     @property
     def uncompared(self) -> tuple[Size, ...]:
-        """Sizes without a change: the base's best was not tried there, or no other is on a line with them."""
+        """Networks without a change: the base's best was not tried there, or none is on a line with them."""
         compared = {size for change in self.changes for size in (change.smaller, change.larger)}
-        return tuple(curve.size for curve in self.curves if curve.size not in {*compared, self.base})
+        others = [curve.size for curve in self.curves if curve.size.network != self.base.network]
+        return tuple(size for size in others if size not in compared)
 
     @property
     def never_worse(self) -> bool:
@@ -111,11 +122,13 @@ class Family(Result):
             }
             losses = [texts.get(value, "") for value in shown]
             best = optimum_text(optimum, self.scale, self.criterion)
-            rows.append((str(curve.size), *losses, best, lost.get(curve.size, "")))
+            rows.append((self.labels[curve.size], *losses, best, lost.get(curve.size, "")))
         heads = [Column(_head(value, self.scale) + " ", side="right") for value in shown]
         yield Table(("size", *heads, "best", "lost"), rows)
         left_out = [f"({len(shown)} of {len(values)} values are shown)"] * (len(values) > len(shown))
         yield "\n".join([*left_out, *verdicts(self)])
+        if self.horizon is not None and self.horizon.losses:
+            yield self.horizon.table(self.criterion, self.labels)
 
 
 def kind_of(optimizer: str, parameterization: str) -> str:
@@ -157,14 +170,18 @@ def analyse(
     found = curves_of(rows, over, axes, criterion)
     optimizers, combinations = ([*dict.fromkeys(key[index] for key in found)] for index in (0, 2))
     keys = sorted(found, key=lambda key: (optimizers.index(key[0]), combinations.index(key[2]), key[1]))
-    return tuple(_family(key, scale, base, found[key], criterion) for key in keys)
+    rules = {row["parameterization"]: row.get("horizon", "none") for row in rows}
+    return tuple(_family(key, scale, base, found[key], criterion, rules[key[1]]) for key in keys)
 
 
-def _family(key: Key, scale: Scale, base: Size, curves: Sequence[SweepCurve], criterion: Criterion) -> Family:
+def _family(
+    key: Key, scale: Scale, base: Size, curves: Sequence[SweepCurve], criterion: Criterion, rule: str
+) -> Family:
     seeds = sorted({seed for curve in curves for seed in curve.seeds})
     weights = resamples(len(seeds))
     drawn = {curve.size: resampled(curve, scale, seeds, weights) for curve in curves}
     optimizer, parameterization, others = key
+    moves = tuple(drifts(drawn))
     return Family(
         optimizer=optimizer,
         parameterization=parameterization,
@@ -173,11 +190,14 @@ def _family(key: Key, scale: Scale, base: Size, curves: Sequence[SweepCurve], cr
         base=base,
         curves=tuple(curves),
         optima=tuple(one.optimum for one in drawn.values()),
-        drifts=tuple(drifts(drawn)),
+        drifts=moves,
         transfers=tuple(transfers(drawn, base, scale)),
         changes=tuple(changes(drawn, base)),
         reaches=tuple(reaches(drawn, scale)),
         criterion=criterion,
+        horizon=horizon_fit(drawn, moves, base, scale, optimizer=optimizer, rule=rule)
+        if scale.name == "lr"
+        else None,
     )
 
 
@@ -214,15 +234,18 @@ def verdicts(family: Family) -> Iterator[str]:
     scale = family.scale
     for drift in family.drifts:
         yield _drift_sentence(drift, family)
+    if family.horizon is not None:
+        yield from family.horizon.sentences()
     source = next((optimum for optimum in family.optima if optimum.size == family.base), None)
     if source is not None and not math.isnan(source.best) and len(family.curves) > 1:
         yield from _transfer_sentence(family, source)
-        yield _growth_sentence(family, scale.text(source.best))
+        if any(curve.size.network != family.base.network for curve in family.curves):
+            yield _growth_sentence(family, scale.text(source.best))
     for reach in family.reaches:
-        where = f"is found from {reach.smallest} on, along the {reach.along}"
-        if reach.smallest is None:
-            where = f"is not found at any smaller {reach.along}"
-        yield f"reach: the best {scale.name} of {reach.largest} {where}."
+        largest, where = family.labels[reach.largest], f"is not found at any smaller {reach.along}"
+        if reach.smallest is not None:
+            where = f"is found from {family.labels[reach.smallest]} on, along the {reach.along}"
+        yield f"reach: the best {scale.name} of {largest} {where}."
     if any(optimum.edge in BOUNDS for optimum in family.optima):
         yield f"An optimum at the end of the values is a bound (≤ or ≥): try further values of {scale.name}."
     if any(optimum.noisy for optimum in family.optima):
@@ -264,7 +287,11 @@ def _why_untold(family: Family) -> str:
 
 
 def _drift_sentence(drift: OptimumDrift, family: Family) -> str:
-    span, unit, why = f"from {drift.sizes[0]} to {drift.sizes[-1]}", family.scale.unit, _why_untold(family)
+    span, unit, why = (
+        f"from {family.labels[drift.sizes[0]]} to {family.labels[drift.sizes[-1]]}",
+        family.scale.unit,
+        _why_untold(family),
+    )
     if not drift.told:
         return f"{drift.along}: how far the optimum moves {span} cannot be told, as {why}."
     moves = f"{drift.along}: the optimum moves by"
@@ -276,7 +303,7 @@ def _drift_sentence(drift: OptimumDrift, family: Family) -> str:
 
 
 def _transfer_sentence(family: Family, source: Optimum) -> Iterator[str]:
-    scale, base, by = family.scale, family.base, family.criterion
+    scale, base, by = family.scale, family.labels[family.base], family.criterion
     if source.edge in BOUNDS:
         bound = f"{BOUNDS[source.edge]}{scale.text(source.best)}"
         yield f"transfer: the optimum of {base} is only a bound ({bound}), so there is none to transfer."
@@ -284,7 +311,7 @@ def _transfer_sentence(family: Family, source: Optimum) -> Iterator[str]:
     if source.edge:
         yield f"transfer: {base} was run with one {scale.name}, which is no optimum to transfer."
         return
-    others = [transfer for transfer in family.transfers if transfer.size != base]
+    others = [transfer for transfer in family.transfers if transfer.size != family.base]
     tried = {curve.size for curve in family.curves if source.best in curve.values}
     unusable = [optimum.size for optimum in family.optima if math.isnan(optimum.best)]
     diverging = [transfer.size for transfer in others if math.isinf(transfer.lost)]
@@ -293,21 +320,22 @@ def _transfer_sentence(family: Family, source: Optimum) -> Iterator[str]:
     pieces = []
     if len(diverging) > 1:
         verb = "have no finite value" if by.metric else "diverge"
-        pieces.append(f"{len(diverging)} sizes {verb}: {_listed(diverging)}")
+        pieces.append(f"{len(diverging)} sizes {verb}: {_listed(diverging, family)}")
     elif diverging:
-        pieces.append(f"{diverging[0]} {'has no finite value' if by.metric else 'diverges'}")
+        pieces.append(f"{family.labels[diverging[0]]} {'has no finite value' if by.metric else 'diverges'}")
     else:
         if known := [transfer for transfer in others if not transfer.bound]:
-            pieces.append(_most_lost(known, by, of_all=not bounds and not unusable))
+            pieces.append(_most_lost(known, family, of_all=not bounds and not unusable))
         if bounds:
             least = max(bounds, key=lambda transfer: transfer.lost)
-            pieces.append(f"at least {by.text(least.lost)} is lost at {least.size}")
+            pieces.append(f"at least {by.text(least.lost)} is lost at {family.labels[least.size]}")
     if pieces:
         best = "the best tried" if source.noisy else "the best"
         yield f"transfer: with {scale.text(source.best)}, {best} at {base}, {'; '.join(pieces)}."
 
 
-def _most_lost(known: Sequence[Transfer], by: Criterion, *, of_all: bool) -> str:
+def _most_lost(known: Sequence[Transfer], family: Family, *, of_all: bool) -> str:
+    by = family.criterion
     worst = max(known, key=lambda transfer: (transfer.lost, transfer.interpolated))
     most = by.text(worst.interpolated) if math.isfinite(worst.interpolated) else "inf"
     if worst.lost == 0:
@@ -315,7 +343,8 @@ def _most_lost(known: Sequence[Transfer], by: Criterion, *, of_all: bool) -> str
         return f"{who} loses anything at the values tried, at most {most} between them"
     share = 100 * worst.lost / max(abs(worst.loss - worst.lost), 1e-12)
     ranked = "the most" if of_all else "the most of those known"
-    return f"{worst.size} loses {ranked}, {by.text(worst.lost)} ({share:.1f} %; {most} between the points)"
+    lost = f"{by.text(worst.lost)} ({share:.1f} %; {most} between the points)"
+    return f"{family.labels[worst.size]} loses {ranked}, {lost}"
 
 
 def _growth_sentence(family: Family, value: str) -> str:
@@ -324,10 +353,10 @@ def _growth_sentence(family: Family, value: str) -> str:
     noisy = [change for change in family.changes if change.change >= by.least_shown and not change.worse]
     seeds = "the seeds" if any(change.interval.known for change in family.changes) else "one seed"
     if worse:
-        said = f"larger is worse at {_steps(worse, by)}"
-        said += f"; {seeds} cannot tell at {_steps(noisy, by)}" if noisy else ""
+        said = f"larger is worse at {_steps(worse, family)}"
+        said += f"; {seeds} cannot tell at {_steps(noisy, family)}" if noisy else ""
     elif noisy:
-        said = f"the {by.noun} rises at {_steps(noisy, by)}, which {seeds} cannot tell from noise"
+        said = f"the {by.noun} rises at {_steps(noisy, family)}, which {seeds} cannot tell from noise"
     elif not family.changes:
         said = "no size can be compared with a smaller one"
     elif seeds == "one seed":
@@ -339,20 +368,21 @@ def _growth_sentence(family: Family, value: str) -> str:
     best = family.optimum(family.base).best
     untried = all(best not in curve.values for curve in family.curves if curve.size in family.uncompared)
     why = f", where {value} was not tried" if untried else ""
-    return f"growth: with {value}, {said}. Not compared: {_listed(family.uncompared)}{why}."
+    return f"growth: with {value}, {said}. Not compared: {_listed(family.uncompared, family)}{why}."
 
 
-def _steps(found: Sequence[Change], by: Criterion) -> str:
+def _steps(found: Sequence[Change], family: Family) -> str:
+    by = family.criterion
     infinite = "+inf" if by.metric else "diverges"
     return "; ".join(
-        f"{change.smaller} → {change.larger} "
+        f"{family.labels[change.smaller]} → {family.labels[change.larger]} "
         + (f"+{by.text(change.change)}" if math.isfinite(change.change) else infinite)
         for change in found
     )
 
 
-def _listed(sizes: Sequence[Size]) -> str:
-    return ", ".join(map(str, sorted(sizes)))
+def _listed(sizes: Sequence[Size], family: Family) -> str:
+    return ", ".join(family.labels[size] for size in sorted(sizes))
 
 
 def _head(value: float, scale: Scale) -> str:

@@ -13,7 +13,7 @@ from theodolite.fleet.run import OWN
 from theodolite.present.figure import INK, Figure, Panel, frame, line
 from theodolite.present.svg import SvgAxis, SvgFigure, SvgLine, SvgRow
 from theodolite.present.text import signed
-from theodolite.sweeping.curves import Optimum, Scale, SweepCurve
+from theodolite.sweeping.curves import Optimum, Scale, SweepCurve, labels
 from theodolite.sweeping.families import Family, optimum_text
 from theodolite.sweeping.transfer import ALONG, Along, lines_of
 
@@ -88,23 +88,36 @@ def _figure(families: Sequence[Family], along: Along | None) -> Figure:
     chosen = [(family, sizes) for family, sizes in chosen if sizes]
     sizes = sorted({size for _, mine in chosen for size in mine})
     paint, scale, shows = colours(sizes), families[0].scale, families[0].criterion.name
+    named = labels(sizes)
     shown = [curve for family in families for curve in family.curves if curve.size in sizes]
     whose = " and ".join(dict.fromkeys(family.optimizer for family, _ in chosen))
     ranges = place_range(families), loss_range(shown)
     return Figure(
-        caption=f"{whose}: {shows} against {scale.label} at {', '.join(map(str, sizes))}, from "
+        caption=f"{whose}: {shows} against {scale.label} at {', '.join(named.values())}, from "
         "blue to orange. Bands: least and greatest of the seeds. Discs: the optimum.",
-        alt=". ".join(_described(family, mine) for family, mine in chosen),
-        panels=tuple(_panel(family, mine, paint, ranges) for family, mine in chosen),
+        alt=". ".join(_described(family, mine, named) for family, mine in chosen),
+        panels=tuple(_panel(family, mine, paint, ranges, named) for family, mine in chosen),
     )
 
 
 def _panel(
-    family: Family, sizes: Sequence[Size], paint: Mapping[Size, str], ranges: tuple[Range, Range]
+    family: Family,
+    sizes: Sequence[Size],
+    paint: Mapping[Size, str],
+    ranges: tuple[Range, Range],
+    named: Mapping[Size, str],
 ) -> Panel:
     drawn = [pair for pair in zip(family.curves, family.optima, strict=True) if pair[0].size in sizes]
-    lines = [trace for curve, _ in drawn for trace in _traces(curve, family.scale, paint[curve.size])]
-    discs = [_disc(*pair, family.scale, paint[pair[0].size]) for pair in drawn if _is_marked(pair[1])]
+    lines = [
+        trace
+        for curve, _ in drawn
+        for trace in _traces(curve, family.scale, paint[curve.size], named[curve.size])
+    ]
+    discs = [
+        _disc(*pair, family.scale, paint[pair[0].size], named[pair[0].size])
+        for pair in drawn
+        if _is_marked(pair[1])
+    ]
     title = "log<sub>2</sub> " + family.scale.name if family.scale.log else family.scale.name
     layout = frame(height=300, x=title, y=family.criterion.name)
     layout["xaxis"] |= {"range": list(ranges[0]), "nticks": 9}
@@ -112,7 +125,7 @@ def _panel(
     return Panel(family.title, (*lines, *discs), layout)
 
 
-def _traces(curve: SweepCurve, scale: Scale, colour: str) -> Iterator[dict[str, Any]]:
+def _traces(curve: SweepCurve, scale: Scale, colour: str, name: str) -> Iterator[dict[str, Any]]:
     """The band over the seeds, then the means. Points that diverged are left out."""
     kept = np.isfinite(curve.means)
     places, means = zip(*_points(curve, scale), strict=True) if kept.any() else ((), ())
@@ -124,9 +137,9 @@ def _traces(curve: SweepCurve, scale: Scale, colour: str) -> Iterator[dict[str, 
     yield line(
         places,
         means,
-        hover=f"{curve.size} at %{{text}}: %{{y:.4f}}",
+        hover=f"{name} at %{{text}}: %{{y:.4f}}",
         mode="lines+markers",
-        name=str(curve.size),
+        name=name,
         text=[scale.text(scale.value(place)) for place in places],
         line={"color": colour, "width": 2},
         marker={"color": colour, "size": 5},
@@ -137,21 +150,21 @@ def _is_marked(optimum: Optimum) -> bool:
     return math.isfinite(optimum.value) and not optimum.noisy
 
 
-def _disc(curve: SweepCurve, optimum: Optimum, scale: Scale, colour: str) -> dict[str, Any]:
+def _disc(curve: SweepCurve, optimum: Optimum, scale: Scale, colour: str, name: str) -> dict[str, Any]:
     place, height = _mark(curve, optimum, scale)
     return line(
         [place],
         [height],
-        hover=f"{optimum.size}: best {optimum_text(optimum, scale)}",
+        hover=f"{name}: best {optimum_text(optimum, scale)}",
         mode="markers",
         marker={"color": colour, "size": 11, "line": {"color": INK, "width": 1.5}},
     )
 
 
-def _described(family: Family, sizes: Sequence[Size]) -> str:
+def _described(family: Family, sizes: Sequence[Size], named: Mapping[Size, str]) -> str:
     scale, by = family.scale, family.criterion
     best = [
-        f"{optimum.size} best {'' if optimum.noisy else 'at '}{optimum_text(optimum, scale, by)}"
+        f"{named[optimum.size]} best {'' if optimum.noisy else 'at '}{optimum_text(optimum, scale, by)}"
         for optimum in family.optima
         if optimum.size in sizes
     ]
@@ -172,7 +185,7 @@ def draw(families: Sequence[Family], *, title: str = "") -> str:
     y = SvgAxis(low, high, {loss: f"{loss:g}" for loss in _round_numbers(low, high)})
     return SvgFigure(
         title=title or f"{families[0].criterion.name} against {scale.label}",
-        legend=[(str(size), paint[size]) for size in sizes],
+        legend=[(name, paint[size]) for size, name in labels(sizes).items()],
         columns=shown,
         rows=[
             SvgRow(

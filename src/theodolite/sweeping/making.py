@@ -15,7 +15,7 @@ from theodolite.fleet.engine import Resources
 from theodolite.fleet.ledger import Ledger
 from theodolite.fleet.run import OWN, Grid, Run
 from theodolite.present.text import counted
-from theodolite.sweeping.curves import LOSS, Criterion
+from theodolite.sweeping.curves import LOSS, Criterion, labels
 from theodolite.sweeping.families import kind_of
 from theodolite.sweeping.ranges import Range
 
@@ -157,7 +157,7 @@ def _summary(runs: Sequence[Run], settled: set[str]) -> str:
     sizes = sorted({run.size for run in runs})
     listed = f"{len(sizes)} sizes from {sizes[0]} to {sizes[-1]}"
     if len(sizes) <= 8:
-        listed = ", ".join(map(str, sizes))
+        listed = ", ".join(labels(sizes).values())
     axes = {"optimizer": "optimizer", "parameterization": "parameterization", "lr": "learning rate"}
     axes["seed"] = "seed"
     there_are = {name: {getattr(run, name) for run in runs} for name in axes}

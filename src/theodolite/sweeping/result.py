@@ -17,10 +17,11 @@ from theodolite.core.metric_names import metrics_in
 from theodolite.core.size import Size
 from theodolite.fleet.driver import RunReport
 from theodolite.fleet.ledger import Ledger
+from theodolite.optimizers.horizon import Horizon
 from theodolite.present.figure import Figure
 from theodolite.present.result import Block, Heading, Result
 from theodolite.present.text import Column, Table, cell
-from theodolite.sweeping.curves import LOSS, Criterion, Row, setting
+from theodolite.sweeping.curves import LOSS, Criterion, Row, setting, size_of
 from theodolite.sweeping.families import Family, analyse, kind_of, movement_sentence
 from theodolite.sweeping.figures import figures
 
@@ -111,6 +112,17 @@ class Sweep(Result):
         """The spec, the rows, and all that was found."""
         found = {"spec": self.spec, "over": self.over, "metric": self.metric, "verdict": self.verdict}
         return plain(found | {"rows": self.rows} | {"families": self.families, "bests": self.bests})
+
+    @property
+    def horizon(self) -> Horizon:
+        """The measured rule for batch and tokens, for `theodolite.plan(…, horizon=sweep.horizon)`."""
+        fits = [family.horizon for family in self.families if family.horizon is not None]
+        planned = [one.horizon for one in self.families if one.horizon and one.parameterization == "plan"]
+        if not fits:
+            raise UseError(
+                "batch and tokens were not varied: sweep over them too, by batches=[…] or tokens=[…]"
+            )
+        return (planned or fits)[0].horizon
 
     @property
     def verdict(self) -> str:
@@ -220,7 +232,7 @@ def of_the_best(
     """
     losses: dict[tuple[str, str], dict[tuple[str, float], list[float]]] = {}
     for row in rows:
-        if Size(row["width"], row["depth"]) == base and criterion.knows(row):
+        if size_of(row) == base and criterion.knows(row):
             mine = losses.setdefault((row["optimizer"], row["parameterization"]), {})
             mine.setdefault((_settings(row, axes), row["lr"]), []).append(criterion.of(row))
     best = {key: min(mine, key=lambda each: fmean(mine[each]))[0] for key, mine in losses.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -20,7 +21,7 @@ from theodolite.fleet.engine import Resources
 from theodolite.fleet.ledger import Ledger
 from theodolite.fleet.opening import SUFFIXES, file_of
 from theodolite.fleet.plans import check_plans, own_digest
-from theodolite.fleet.run import OWN, Grid, Run
+from theodolite.fleet.run import OWN, Grid, Run, listed_size
 from theodolite.fleet.training import conditions, workload_of
 from theodolite.sweeping.curves import Criterion, scale_of
 from theodolite.sweeping.making import Maker, Space, Stopped
@@ -28,6 +29,8 @@ from theodolite.sweeping.ranges import Range
 from theodolite.sweeping.result import ALWAYS, Sweep, check_metric
 from theodolite.workloads import Workload
 
+USUAL_STEPS = 100
+TIMING = ("steps", "warmup")
 MOST_SEEDS = 10_000
 """More are taken for a typing error."""
 FILES = (*SUFFIXES, ".html", ".json", ".csv", ".parquet")
@@ -43,6 +46,8 @@ def sweep(
     sizes: Iterable[Size] | None = None,
     widths: Sequence[int] = (),
     depths: Sequence[int] = (),
+    batches: Sequence[int] = (),
+    tokens: Sequence[int] = (),
     product: bool = False,
     base: Size | None = None,
     optimizer: str | Sequence[str] = "adamw",
@@ -78,15 +83,18 @@ def sweep(
         sizes: to train; or give `widths` and `depths`.
         widths: to train at the depth of the base.
         depths: to train at the width of the base.
-        product: train all combinations of widths and depths.
-        base: the size that the plan starts from and optima are transferred from; the least width and depth
-            that are given, or the workload's own. It is always among the sizes.
+        batches: numbers of examples in a step, to train the base with, for its number of tokens.
+        tokens: numbers of targets to train the base on, with its batch; the steps follow from them.
+        product: train all combinations of widths, depths, batches and tokens.
+        base: the size that the plan starts from and optima are transferred from; the least of what is given,
+            or the workload's own. It is always among the sizes. Its tokens are those of `steps` if only the
+            batch is varied.
         optimizer: names in `theodolite.optimizers.OPTIMIZERS`.
         parameterization: `plan`, `standard`, `own` (the workload's own build and optimizer), or several.
             For `own`, lr stands for the default learning rate of that optimizer: all groups follow it.
         seeds: a number of seeds (0, 1, …), or the seeds.
         steps: of every run; 100 by default.
-        warmup: steps; by default a tenth of all.
+        warmup: steps at the base, and at other batches as many tokens; by default a tenth of all steps.
         axes: further fields of a run by name, with their values: `{"weight_decay": [0, 0.1]}`,
             `{"options.betas": [(0.9, 0.95), (0.9, 0.99)]}`.
         over: the quantity whose optimum is sought: `lr`, or one of the axes.
@@ -106,7 +114,7 @@ def sweep(
             processes, which can be ended.
         progress: called with counts and the fraction done; `theodolite.present.bar.Bar()` draws a bar.
         fields: further fields of all runs, see `theodolite.fleet.run.Run`: `weight_decay`, `schedule`,
-            `final`, `precision`, `held_out`, `every`, `probes`, `options`, …
+            `final`, `precision`, `held_out`, `every`, `probes`, `options`, `horizon`, …
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -120,7 +128,17 @@ def sweep(
     workloads = {} if isinstance(workload, str) else {workload.name: workload}
     name = workload if isinstance(workload, str) else workload.name
     found = workload_of(name, workloads)
-    all_sizes, base = sizes_of(sizes, widths, depths, product=product, base=base, own=found.size)
+    with conditions(name, workloads):
+        own = usual_size(found, batches, tokens, steps)
+        all_sizes, base = sizes_of(
+            sizes, widths, depths, batches, tokens, product=product, base=base, own=own
+        )
+        of_size = timings(found, all_sizes, base, warmup)
+    for argument in (["steps"] if steps is not None and tokens else []) + [*({*TIMING} & {*(axes or {})})]:
+        if of_size:
+            raise UseError(
+                f"{argument} is given, and steps follow from the batch and the tokens: leave it out"
+            )
     if axes and "lr" in axes:
         raise UseError("lr is among the axes: it is an argument of its own")
     swept = {"lr": [lr] if isinstance(lr, int | float) else lr, **(axes or {})}
@@ -138,12 +156,16 @@ def sweep(
         raise UseError(
             f"optimizer is {strange[0]!r}: with the own parameterization it is the workload's. Leave it out"
         )
-    grid = Grid({"size": all_sizes, **kinds, **{key: _values(axis) for key, axis in swept.items()}}, fixed)
+    ranged = {key: _values(axis) for key, axis in swept.items()}
+    grid = Grid({"size": all_sizes, **kinds, **ranged}, fixed, of_size)
     # Values that no run may have are refused here. Runs of `own` do not have all fields.
     first = next((run for run in grid.runs if run.parameterization != OWN), grid.runs[0])
     space = None if search is None else {**swept, "lr": _ends(swept["lr"])}
     scale_of(over, _values(swept[over]))
     spec = _spec(first, base, [*grid.axes], space)
+    if of_size:  # these follow from the sizes, of which there may be more later
+        spec["fixed"] = {key: value for key, value in spec["fixed"].items() if key not in TIMING}
+        spec["warmup"] = warmup
     folder = Path(out).expanduser()
     if folder.is_file() or (folder.suffix.lower() in FILES and not folder.is_dir()):
         raise UseError(
@@ -162,7 +184,7 @@ def sweep(
     )
     check_engine(engine, resources)
     settled = _settled(folder)
-    with conditions(first, workloads):
+    with conditions(name, workloads):
         _refuse_another_optimizer(folder, grid.runs, found)
         notes = check_plans([run for run in grid.runs if run.identity not in settled], found)
     listener = RunListener() if progress is None else ProgressListener(progress)
@@ -178,10 +200,36 @@ def sweep(
         return Sweep.of(ledger.rows(), spec, over=over, metric=metric, report=maker.report)
 
 
+def usual_size(workload: Workload, batches: Sequence[int], tokens: Sequence[int], steps: int | None) -> Size:
+    """The workload's size; with its batch, and the tokens of some steps, where one of them is varied."""
+    if not batches and not tokens:
+        return workload.size
+    batch = workload.size.batch or workload.usual_batch
+    seen = workload.tokens_in(USUAL_STEPS if steps is None else steps, min(batches, default=batch))
+    if steps is None and workload.size.tokens is not None:
+        seen = workload.size.tokens
+    return workload.size.at(batch=batch, tokens=seen)
+
+
+def timings(
+    workload: Workload, sizes: Sequence[Size], base: Size, warmup: int | None
+) -> dict[Size, dict[str, int]]:
+    """The steps and the warmup of each size with a number of tokens; `warmup` is that of the base."""
+    found = {}
+    for size in sizes:
+        if size.tokens is not None:
+            steps = workload.steps_for(size)
+            usual = steps // 10 if warmup is None else round(warmup * (base.batch or 1) / (size.batch or 1))
+            found[size] = {"steps": steps, "warmup": usual}
+    return found
+
+
 def sizes_of(
     sizes: Iterable[Size] | None,
     widths: Sequence[int],
     depths: Sequence[int],
+    batches: Sequence[int] = (),
+    tokens: Sequence[int] = (),
     *,
     own: Size,
     product: bool = False,
@@ -189,16 +237,21 @@ def sizes_of(
 ) -> tuple[tuple[Size, ...], Size]:
     """All sizes, the base among them, and the base.
 
-    By default the base is the least width and depth that are given, or the workload's own. Widths are taken
-    at the depth of the base and depths at its width, or all their combinations with `product`.
+    By default the base is the least of each that is given, or the workload's own. Each is varied with the
+    others as in the base, or all combinations are taken with `product`.
 
     >>> found, base = sizes_of(None, [128, 256], [4, 8], own=Size(64, 2))
     >>> [str(size) for size in found], str(base)
     (['128 × 4', '128 × 8', '256 × 4'], '128 × 4')
+    >>> found, base = sizes_of(None, [], [], [16, 32], own=Size(64, 2, batch=32, tokens=10**6))
+    >>> [str(size) for size in found], base.batch
+    (['64 × 2, batch 16, 1M tokens', '64 × 2, batch 32, 1M tokens'], 16)
     """
+    varied = {"width": widths, "depth": depths, "batch": batches, "tokens": tokens}
     if sizes is not None:
-        if widths or depths:
-            raise UseError("sizes and widths or depths are both given: give sizes, or widths and depths")
+        if any(varied.values()):
+            given = next(name for name, values in varied.items() if values)
+            raise UseError(f"sizes and values of {given} are both given: give sizes, or what is varied alone")
         listed = list(sizes)
         if not listed:
             raise UseError("sizes is empty: give at least one Size, or leave it out")
@@ -207,14 +260,19 @@ def sizes_of(
                 raise UseError(f"{size!r} is no size: give a Size, for example Size(256, 4)")
         chosen = base or min(listed)
         return tuple(sorted({*listed, chosen})), chosen
-    chosen = base or Size(min(widths, default=own.width), min(depths, default=own.depth))
+    least = {name: min(values, default=getattr(own, name)) for name, values in varied.items()}
+    if base is not None:  # what it does not say is usual
+        least |= {name: value for name, value in dataclasses.asdict(base).items() if value is not None}
+    chosen = Size(**least)
     if product:
-        found = {
-            Size(width, depth) for width in widths or [chosen.width] for depth in depths or [chosen.depth]
-        }
+        among = [values or [getattr(chosen, name)] for name, values in varied.items()]
+        found = {Size(*values) for values in itertools.product(*among)}
     else:
-        found = {Size(width, chosen.depth) for width in widths}
-        found |= {Size(chosen.width, depth) for depth in depths}
+        found = {
+            dataclasses.replace(chosen, **{name: value})
+            for name, values in varied.items()
+            for value in values
+        }
     return tuple(sorted({*found, chosen})), chosen
 
 
@@ -242,7 +300,7 @@ def _timing(steps: int | None, warmup: int | None, swept: Mapping[str, Axis]) ->
     """Steps and warmup, unless they are axes. If one is given as both, the grid refuses it."""
     found = {}
     if steps is not None or "steps" not in swept:
-        found["steps"] = 100 if steps is None else steps
+        found["steps"] = USUAL_STEPS if steps is None else steps
     if warmup is not None:
         found["warmup"] = warmup
     elif "warmup" not in swept:
@@ -268,7 +326,7 @@ def _spec(run: Run, base: Size, axes: Sequence[str], space: Space | None) -> dic
     return {
         "study": "sweep",
         "workload": run.workload,
-        "base": [base.width, base.depth],
+        "base": listed_size(base),
         "axes": sorted(axes),
         "fixed": fixed,
         "search": searched or None,
@@ -291,7 +349,7 @@ def _ends(axis: Axis) -> Range:
 
 def _refuse_another_optimizer(folder: Path, runs: Sequence[Run], workload: Workload) -> None:
     """Refuse a folder whose `own` runs were made by an optimizer that the workload no longer has."""
-    sizes = {run.size for run in runs if run.parameterization == OWN}
+    sizes = {run.size.network for run in runs if run.parameterization == OWN}
     if not sizes or workload.optimizer is None or not file_of(folder).is_file():
         return
     with Ledger.read(folder) as ledger:

@@ -13,8 +13,10 @@ import numpy as np
 from theodolite.core.size import Size
 from theodolite.sweeping.curves import UNKNOWN, Floats, Resampled, Scale, SeedInterval, interval, loss_at
 
-Along = Literal["width", "depth"]
-ALONG: tuple[Along, ...] = ("width", "depth")
+Along = Literal["width", "depth", "batch", "tokens"]
+ALONG: tuple[Along, ...] = ("width", "depth", "batch", "tokens")
+OF_NETWORK: tuple[Along, ...] = ("width", "depth")
+"""Along these a larger one should not be worse; a larger batch may be."""
 LEAST_SHOWN = 0.005
 """The least movement that two decimals show."""
 CLOSE = 0.5
@@ -25,7 +27,7 @@ SMALL_LOSS = 0.01
 
 @dataclass(frozen=True)
 class OptimumDrift:
-    """The slope of the optimum against the log2 of width or depth, over all lines of sizes."""
+    """The slope of the optimum against the log2 of width, depth, batch or tokens, over all lines of sizes."""
 
     along: Along
     slope: float
@@ -44,7 +46,7 @@ class OptimumDrift:
 
 
 def drifts(curves: Mapping[Size, Resampled]) -> Iterator[OptimumDrift]:
-    """Along width and depth, if there are two sizes."""
+    """Along width, depth, batch and tokens, if there are two sizes."""
     chosen = {size: one.optimum for size, one in curves.items() if math.isfinite(one.optimum.value)}
     least = {size: float(curves[size].vertex[0]) for size in chosen}
     most = dict(least)  # an optimum that is not found may lie beyond
@@ -73,14 +75,16 @@ def drifts(curves: Mapping[Size, Resampled]) -> Iterator[OptimumDrift]:
 
 
 def lines_of(sizes: Sequence[Size], along: Along) -> list[list[Size]]:
-    """Lines of two or more sizes that differ in width alone (or depth alone), from small to large.
+    """Lines of two or more sizes that differ in width alone (or depth, …), from small to large.
 
     >>> [[str(size) for size in line] for line in lines_of([Size(64, 2), Size(32, 2), Size(64, 4)], "width")]
     [['32 × 2', '64 × 2']]
     """
-    lines: dict[int, list[Size]] = {}
+    lines: dict[tuple[int | None, ...], list[Size]] = {}
     for size in sorted(sizes):
-        lines.setdefault(size.depth if along == "width" else size.width, []).append(size)
+        if getattr(size, along) is not None:
+            rest = tuple(getattr(size, other) for other in ALONG if other != along)
+            lines.setdefault(rest, []).append(size)
     return [line for line in lines.values() if len(line) > 1]
 
 
@@ -180,12 +184,14 @@ def transfers(curves: Mapping[Size, Resampled], base: Size, scale: Scale) -> Ite
 
 
 def changes(curves: Mapping[Size, Resampled], base: Size) -> Iterator[Change]:
-    """Along every line of sizes, without sizes at which the base's best was not tried."""
+    """Along every line of widths or depths, without sizes at which the base's best was not tried."""
     if base not in curves or math.isnan(curves[base].optimum.best):
         return
     source = curves[base]
     tried = [size for size, one in curves.items() if size == base or not _is_beyond(source, one)]
-    pairs = [(along, *pair) for along in ALONG for line in lines_of(tried, along) for pair in pairwise(line)]
+    pairs = [
+        (along, *pair) for along in OF_NETWORK for line in lines_of(tried, along) for pair in pairwise(line)
+    ]
     for along, smaller, larger in pairs:
         before, here = _losses_at_best_of(source, curves[smaller])
         after, there = _losses_at_best_of(source, curves[larger])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,10 +12,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._pytree import tree_leaves
 
+from theodolite.core.arguments import whole
 from theodolite.core.batches import Batch
 from theodolite.core.calling import Build, Loss, described, evaluate, see_inside
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
+from theodolite.workloads.batching import HeldOutOf, Resized, targets_per_example, usual_batch
 from theodolite.workloads.metrics import Metric, check_metrics
 
 HELD_OUT_SEED = 2**31 - 1
@@ -31,7 +34,9 @@ class Workload:
         batch: `batch(seed, step) -> (inputs, targets)`, a pure function: the same seed and step give the
             same batch in every process, so that a run can be resumed. `inputs` is a tensor, a tuple
             (`model(*inputs)`), a dict (`model(**inputs)`), or an object with tensors in it, such as a
-            dataclass (`model(inputs)`).
+            dataclass (`model(inputs)`). Dimension 0 of the inputs is that of the examples. It may have a
+            third argument, `batch(seed, step, num)`, and draw `num` examples; otherwise other batch sizes are
+            cut from the stream of examples that these batches make.
         loss: `loss(logits, targets) -> scalar`, with the logits that `core.calling.logits` finds in the
             model's output. A loss of the whole output is `OutputLoss(loss)`, called as
             `loss(output, targets)`; one that calls the model itself is `ModelLoss(loss)`, called as
@@ -93,6 +98,45 @@ class Workload:
                 f"workload {self.name!r}: roles is {self.roles!r}. Give roles by pattern of names, as in "
                 '{"blocks.*.scale": "gain"}'
             )
+
+    @property
+    def usual_batch(self) -> int:
+        """The number of examples of its batches."""
+        return usual_batch(self)
+
+    def with_batch(self, num: int | None) -> Workload:
+        """The same workload with `num` examples in a batch; None changes nothing.
+
+        The examples of a run stay the same, in the same order: a batch k times as large is k of the usual
+        ones, one after the other. Held-out batches keep their size.
+        """
+        if num is None:
+            return self
+        source, num = self.source, whole(f"workload {self.name!r}: the batch", num, least=1)
+        if num == source.usual_batch:
+            return source
+        return dataclasses.replace(source, batch=Resized(source, num), held_out=HeldOutOf(source))
+
+    @property
+    def source(self) -> Workload:
+        """The workload with its own batches, if `with_batch` made this one."""
+        return self.batch.source if isinstance(self.batch, Resized) else self
+
+    def steps_for(self, size: Size) -> int:
+        """The number of steps in which training sees `size.tokens` targets, in batches of `size.batch`.
+
+        Rounded, and at least one.
+        """
+        if size.tokens is None:
+            example = f"Size({size.width}, {size.depth}, tokens=10**6)"
+            raise UseError(f"size is {size}: give the number of tokens too, as in {example}")
+        examples = self.source.usual_batch if size.batch is None else size.batch
+        return max(1, round(size.tokens / (examples * targets_per_example(self.source))))
+
+    def tokens_in(self, steps: int, batch: int | None = None) -> int:
+        """The number of targets that training sees in some steps."""
+        examples = self.source.usual_batch if batch is None else batch
+        return round(steps * examples * targets_per_example(self.source))
 
     def evaluate(self, model: nn.Module, batch: Batch, *, temperature: float = 1.0) -> Tensor:
         """The loss of the model on one batch, with its logits divided by the temperature."""
