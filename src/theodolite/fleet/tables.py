@@ -296,9 +296,8 @@ def flat(spec: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in spec.items():
         if name in ("size", "base"):
             before = "" if name == "size" else "base_"
-            columns = ("width", "depth", "batch", "planned_tokens")
-            numbers = zip(columns, value or (None, None), strict=False)
-            values |= {f"{before}{column}": number for column, number in numbers}
+            columns = (f"{before}{column}" for column in ("width", "depth", "batch", "planned_tokens"))
+            values |= dict(zip(columns, value or (None, None), strict=False))
         else:
             values |= leaves(name, value)
     return values
