@@ -62,6 +62,21 @@ ExportNames = Annotated[
     list[str] | None,
     typer.Option("--name", metavar="PATTERN=NAME", help="Names of tensors in that trainer; may be repeated."),
 ]
+HorizonRule = Annotated[
+    str,
+    typer.Option(
+        "--horizon",
+        help="Rule for batch and tokens: none, sde, timescale, sde+timescale, power(a, b).",
+    ),
+]
+To = Annotated[
+    str | None,
+    typer.Option(
+        "--to",
+        metavar="NAME=N,…",
+        help="What it will be scaled to: width=1024,depth=16,batch=512,tokens=2e9.",
+    ),
+]
 Page = Annotated[Path, typer.Option(help="The page to write; its data go beside it as JSON.")]
 
 
@@ -80,13 +95,40 @@ def look_up(name: str, width: int | None = None, depth: int | None = None) -> tu
     from theodolite.workloads import workload
 
     found = workload(name)
-    return found, sized(found.size, width, depth)
+    return found, sized(found.size.network, width, depth)
 
 
 def sized(usual: Size, width: int | None, depth: int | None) -> Size:
     """The usual size with the given width and depth."""
     given = {key: value for key, value in (("width", width), ("depth", depth)) if value is not None}
     return dataclasses.replace(usual, **given)
+
+
+def target_of(text: str | None, start: Size) -> Size | None:
+    """The size of --to; width and depth that it does not name are those of `start`.
+
+    >>> from theodolite import Size
+    >>> target_of("width=1024,batch=512,tokens=2e9", Size(128, 4))
+    Size(width=1024, depth=4, batch=512, tokens=2000000000)
+    """
+    if text is None:
+        return None
+    names, example = ("width", "depth", "batch", "tokens"), "width=1024,batch=512,tokens=2e9"
+    given = pairs("--to", text.split(","), "NAME=N", example, parse_number)
+    for name, value in given.items():
+        if name not in names:
+            raise UseError(f"--to {text}: a size has {', '.join(names)}, and no {name}")
+        given[name] = whole_tokens(f"--to {name}", value)
+    return dataclasses.replace(start, **given)
+
+
+def whole_tokens(option: str, given: float | None) -> int | None:
+    """A number of tokens, which may be written as 2e9."""
+    if given is None:
+        return None
+    if not (given >= 1 and given == int(given)):
+        raise UseError(f"{option} {given:g}: give a positive whole number, such as 2e9")
+    return int(given)
 
 
 def pairs(

@@ -11,6 +11,7 @@ import typer
 from theodolite.commands.options import (
     ExportFormat,
     ExportNames,
+    HorizonRule,
     Json,
     Roles,
     WorkloadName,
@@ -21,6 +22,7 @@ from theodolite.commands.options import (
     pairs,
     roles_of,
     sized,
+    whole_tokens,
 )
 from theodolite.commands.output import print_export, print_result
 from theodolite.core.arguments import parse_number
@@ -41,6 +43,17 @@ def plan(
         int | None, typer.Option(help="Width at which lr was tuned; the workload's own by default.")
     ] = None,
     base_depth: Annotated[int | None, typer.Option(help="Depth at which lr was tuned.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Examples in a step, to plan for.")] = None,
+    base_batch: Annotated[
+        int | None, typer.Option(help="Batch at which lr was tuned; the workload's own by default.")
+    ] = None,
+    tokens: Annotated[
+        float | None, typer.Option(parser=number, help="Targets seen in all of training, such as 2e9.")
+    ] = None,
+    base_tokens: Annotated[
+        float | None, typer.Option(parser=number, help="Tokens with which lr was tuned.")
+    ] = None,
+    horizon: HorizonRule = "none",
     optimizer: Annotated[str, typer.Option(help="adamw, sgd, muon-kimi, …: see docs/rules.md.")] = "adamw",
     lr: Annotated[
         float | None,
@@ -99,6 +112,8 @@ def plan(
 
       theodolite plan gpt-sotu --width 1024 --lr 0.004 --explain readout.weight
 
+      theodolite plan gpt-sotu --width 1024 --lr 0.004 --batch 64 --tokens 2e9 --base-tokens 1e7 --horizon sde
+
       theodolite plan gpt-sotu --width 2048 --lr 0.004 --diff plan.json
 
       theodolite plan gpt-sotu --width 1024 --lr 0.004 --optimizer muon --format torch --out plan_torch.py
@@ -115,11 +130,16 @@ def plan(
     suffixes = export_suffixes(format, name, [option for option, given in clashing.items() if given])
     names = names_of(name)
     chosen, base = look_up(workload, base_width, base_depth)
-    usual = chosen.size
+    usual = chosen.size.network
     if config := config_file(workload):  # chosen.size is the small one that is surveyed
         usual = config_size(config)
-    size = sized(usual, width, depth)
-    if size == base:
+    if batch is not None and base_batch is None:
+        base_batch = chosen.size.batch or chosen.usual_batch
+    base = base.at(batch=base_batch, tokens=whole_tokens("--base-tokens", base_tokens) or chosen.size.tokens)
+    size = sized(usual, width, depth).at(batch=batch, tokens=whole_tokens("--tokens", tokens))
+    if size.tokens is not None and base.tokens is None:
+        raise UseError("--tokens is given without --base-tokens: say how many tokens lr was tuned with")
+    if size in (base, base.network):
         raise UseError(
             f"from {base} to {size} there is nothing to plan. Give --width or --depth to plan for, or "
             "--base-width or --base-depth to plan from"
@@ -145,6 +165,7 @@ def plan(
         init=pairs("--init", init, "PATTERN=STD", "'embed.*=0.02'", parse_number) or None,
         roles=chosen.roles_with(roles_of(role)),
         no_decay=no_decay or (),
+        horizon=horizon,
     )
     if format is not None:
         print_export(made.export(format, names=names), out)

@@ -9,14 +9,17 @@ import typer
 
 from theodolite.commands.options import (
     Depth,
+    HorizonRule,
     Json,
     Page,
     Roles,
+    To,
     Width,
     WorkloadName,
     look_up,
     page_and_data,
     roles_of,
+    target_of,
 )
 from theodolite.commands.output import print_result
 
@@ -36,6 +39,8 @@ def survey(
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if a check fails.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the batch and of all models.")] = 0,
     role: Roles = None,
+    to: To = None,
+    horizon: HorizonRule = "none",
 ) -> None:
     """Can this network be scaled, and what should be fixed first?
 
@@ -50,6 +55,8 @@ def survey(
       theodolite survey hf:config.json --only norms --out norms.html
 
       theodolite survey model.py:workload --strict      for a CI job
+
+      theodolite survey model.py:workload --to width=1024,batch=512,tokens=2e9 --horizon sde
     """
     from rich.console import Console
     from rich.table import Column, Table
@@ -70,6 +77,8 @@ def survey(
             deep=deep,
             seed=seed,
             roles=roles_of(role),
+            to=target_of(to, size),
+            horizon=horizon,
             progress=bar,
         )
     table = Table.grid(Column(no_wrap=True), Column(no_wrap=True), Column(), padding=(0, 2))

@@ -10,6 +10,7 @@ import typer
 
 from theodolite.commands.options import (
     Device,
+    HorizonRule,
     Json,
     WorkloadName,
     number,
@@ -45,12 +46,7 @@ def sweep(
         str | None,
         typer.Option(metavar="N,N,…", help="Targets seen in all, in place of --steps; 1e6:64e6 doubles."),
     ] = None,
-    horizon: Annotated[
-        str | None,
-        typer.Option(
-            help="The plan's rule for batch and tokens: none, sde, timescale, sde+timescale, power(a, b)."
-        ),
-    ] = None,
+    horizon: HorizonRule = "none",
     product: Annotated[bool, typer.Option("--product", help="Combine all of these.")] = False,
     base: Annotated[
         str | None,
@@ -149,7 +145,8 @@ def sweep(
     axes = pairs("--axis", axis, "NAME=X,X,…", "weight_decay=0,0.1", parse_axis)
     options: dict[str, Any] = {"steps": steps, "warmup": warmup, "schedule": schedule}
     options |= {"weight_decay": weight_decay, "precision": precision, "held_out": held_out}
-    options["horizon"] = horizon
+    if horizon != "none":
+        options["horizon"] = horizon
     fields = {name: value for name, value in options.items() if value is not None}
     for name in fields:
         if name in axes:

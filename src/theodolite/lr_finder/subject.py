@@ -154,7 +154,7 @@ def _of_workload(
         if size is not None and size != optimizer.size:
             raise UseError(f"size is {size}, and the plan is for {optimizer.size}: leave size out")
         size = optimizer.size
-    size = workload.size if size is None else size
+    size = workload.size.network if size is None else size
     if not isinstance(size, Size):
         raise UseError(f"size is {size!r}: give a Size, as in Size(256, 4)")
     if isinstance(optimizer, str) and optimizer in OPTIMIZERS and OPTIMIZERS[optimizer].second_order:

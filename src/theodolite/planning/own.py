@@ -141,6 +141,7 @@ class Own(Plan):
         steps: int | None = None,
         warmup: int = 0,
         final: float = 0.0,
+        tokens_per_step: int | None = None,
     ) -> LambdaLR:
         """A schedule that multiplies the learning rates of all groups by the same factor at every step."""
         if kind != "constant" and any(spec.averages for spec in self.specs):
@@ -148,7 +149,9 @@ class Own(Plan):
                 "the factory's optimizer replaces a schedule: it averages weights where others lower the "
                 "learning rate. Leave the schedule out, or use constant with a warmup"
             )
-        return super().schedule(optimizer, kind, steps=steps, warmup=warmup, final=final)
+        return super().schedule(
+            optimizer, kind, steps=steps, warmup=warmup, final=final, tokens_per_step=tokens_per_step
+        )
 
     def attach(self, model: nn.Module) -> nn.Module:
         """Change nothing: the network has the multipliers that its author gave it."""

@@ -249,8 +249,21 @@ class Plan(PerTensor):
         steps: int | None = None,
         warmup: int = 0,
         final: float = 0.0,
+        tokens_per_step: int | None = None,
     ) -> LambdaLR:
-        """A schedule that multiplies the learning rates of all groups by the same factor at every step."""
+        """A schedule that multiplies the learning rates of all groups by the same factor at every step.
+
+        Args:
+            optimizer: the optimizer of the plan.
+            kind: as in `theodolite.optimizers.schedule`.
+            steps: its length.
+            warmup: steps of linear increase at the start.
+            final: the last learning rate, as a fraction.
+            tokens_per_step: targets in a step. With it the schedule is in tokens: its length is the tokens of
+                the plan's size, and `warmup` is a number of tokens.
+        """
+        if tokens_per_step is not None:
+            steps, warmup = self._steps(tokens_per_step, steps, warmup)
         spec = OPTIMIZERS.get(self.optimizer_name)
         if spec is not None and spec.averages and kind != "constant":
             raise UseError(
@@ -258,6 +271,22 @@ class Plan(PerTensor):
                 "Leave the schedule out, or use constant with a warmup"
             )
         return schedule(optimizer, kind, steps=steps, warmup=warmup, final=final)
+
+    def _steps(self, tokens_per_step: int, steps: int | None, warmup: int) -> tuple[int, int]:
+        """Length and warmup in steps, from those in tokens."""
+        if steps is not None:
+            raise UseError("steps and tokens_per_step are both given: a schedule is in steps or in tokens")
+        if self.size.tokens is None:
+            raise UseError(
+                f"the plan is for {self.size} and names no tokens, so that the length is not known: plan for "
+                f"Size({self.size.width}, {self.size.depth}, tokens=…), or give steps"
+            )
+        each = arguments.whole("tokens_per_step", tokens_per_step, least=1)
+        seen = arguments.whole("warmup", warmup, least=0)
+        length = max(1, round(self.size.tokens / each))
+        if seen and round(seen / each) >= length:
+            raise UseError(f"warmup is {seen} tokens: it has to be less than the {self.size.tokens} in all")
+        return length, round(seen / each)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the build function and the inputs."""

@@ -23,6 +23,7 @@ from theodolite.core.building import build_hollow, build_model, evaluated, in_on
 from theodolite.core.calling import described
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
+from theodolite.optimizers.horizon import UNCHANGED, Horizon
 from theodolite.surveying.budget import Work, examples_in, first_of, pass_work
 from theodolite.workloads import Workload
 
@@ -44,11 +45,19 @@ class SurveyContext:
     """May a section take minutes instead of seconds, for a better answer?"""
     roles: Mapping[str, Role] | None = None
     """Roles of tensors that cannot be classified automatically, by name pattern, beside the workload's."""
+    to: Size | None = None
+    """The size that the network will be scaled to, if it is known; with batch and tokens."""
+    horizon: Horizon | str = UNCHANGED
+    """The rule by which hyperparameters will follow batch and tokens."""
     _found: dict[object, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.size, Size):
             raise UseError(f"size is {self.size!r}: give a Size, for example Size(256, 4)")
+        object.__setattr__(self, "size", self.size.network)
+        if not isinstance(self.to, Size | None):
+            raise UseError(f"to is {self.to!r}: give a Size, for example Size(1024, 16, batch=512)")
+        object.__setattr__(self, "horizon", Horizon.of(self.horizon))
         arguments.seed("seed", self.seed)
         object.__setattr__(self, "roles", self.workload.roles_with(self.roles))
 

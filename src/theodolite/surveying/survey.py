@@ -22,6 +22,7 @@ from theodolite.core.exclusive import exclusive
 from theodolite.core.files import plain, read_dataclass
 from theodolite.core.progress import Progress, silent
 from theodolite.core.size import Size
+from theodolite.optimizers.horizon import UNCHANGED, Horizon
 from theodolite.present.result import Block, Result
 from theodolite.present.text import Table, counted
 from theodolite.surveying.context import SurveyContext
@@ -144,6 +145,8 @@ def survey(
     deep: bool = False,
     seed: int = 0,
     roles: Mapping[str, Role] | None = None,
+    to: Size | None = None,
+    horizon: Horizon | str = UNCHANGED,
     progress: Progress | None = None,
 ) -> Survey:
     """Survey a workload: can this network be scaled, and what should be fixed first?
@@ -157,6 +160,8 @@ def survey(
         deep: spend minutes instead of seconds, for better answers.
         seed: of the batch and of every model that is built.
         roles: roles of tensors that `dissect` cannot classify, by name pattern.
+        to: the size that it will be scaled to, with batch and tokens, if you know it (TH210).
+        horizon: the rule for batch and tokens that you will plan with.
         progress: called with a title and the fraction done.
 
     A section that crashes becomes a finding (TH001) without effect on the verdict; the others still run. An
@@ -173,7 +178,7 @@ def survey(
             "theodolite.Workload(name, build, batch, loss)"
         )
     workload = look_up(workload) if isinstance(workload, str) else workload
-    context = SurveyContext(workload, workload.size if size is None else size, seed, deep, roles)
+    context = SurveyContext(workload, workload.size if size is None else size, seed, deep, roles, to, horizon)
     tell = progress or silent
     findings: list[Finding] = []
     seconds: dict[str, float] = {}

@@ -203,7 +203,7 @@ def sweep(
 def usual_size(workload: Workload, batches: Sequence[int], tokens: Sequence[int], steps: int | None) -> Size:
     """The workload's size; with its batch, and the tokens of some steps, where one of them is varied."""
     if not batches and not tokens:
-        return workload.size
+        return workload.size.network
     batch = workload.size.batch or workload.usual_batch
     seen = workload.tokens_in(USUAL_STEPS if steps is None else steps, min(batches, default=batch))
     if steps is None and workload.size.tokens is not None:

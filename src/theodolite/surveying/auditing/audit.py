@@ -95,7 +95,7 @@ def audit(
     given = check_rules(rules)
     if not isinstance(base, Size | None):
         raise UseError(f"base is {base!r}: give a Size, for example Size(256, 4)")
-    start = workload.size if base is None else base
+    start = workload.size.network if base is None else base
     context = SurveyContext(workload, start, chosen[0], roles=roles)
     tell = progress or silent
     with untouched_randomness(chosen[0]):
