@@ -42,30 +42,49 @@ class RunCheckpoint:
         path: of the file. It is written beside and renamed, so it is whole or not there.
         seconds: between two checkpoints; 0 for one after every step.
         said: called with a message when the file cannot be read or written.
+        enters: the state that a longer run left at the step where this one branches off, if there is one.
+        leaves: by step, where to keep the state for shorter runs.
     """
 
     path: Path
     seconds: float = 60.0
     said: Callable[[str], None] = field(default=lambda line: None, repr=False)
+    enters: Path | None = None
+    leaves: Mapping[int, Path] = field(default_factory=dict)
     _last: float = field(default_factory=time.monotonic, repr=False)
 
     def keep(self, model: nn.Module, optimizer: Optimizer, values: Mapping[str, list[float]]) -> None:
         """Write the state after the last step in `values`, if it is time."""
         if time.monotonic() - self._last < self.seconds:
             return
+        if not self._write(self.path, model, optimizer, values):
+            self.seconds = float("inf")
+        self._last = time.monotonic()
+
+    def leave(
+        self, step: int, model: nn.Module, optimizer: Optimizer, values: Mapping[str, list[float]]
+    ) -> None:
+        """Write the state after some steps, if a shorter run begins there."""
+        if step in self.leaves and not self.leaves[step].exists():
+            self._write(self.leaves[step], model, optimizer, values)
+
+    def _write(
+        self, path: Path, model: nn.Module, optimizer: Optimizer, values: Mapping[str, list[float]]
+    ) -> bool:
+        """Write the state to a file; False, and a message, if that cannot be."""
         from safetensors.torch import save_file
 
         tensors: dict[str, Tensor] = {}
         try:
             parts = {"values": values, "model": _own(model), "optimizer": optimizer.state_dict()}
             about = json.dumps(_packed({**parts, "random": _random(model)}, tensors))
-            with self._beside() as beside:
+            with _beside(path) as beside:
                 save_file(tensors, beside, {"state": about, "digest": _digest(about, tensors)})
-                beside.replace(self.path)
+                beside.replace(path)
         except Exception as error:  # an unknown object in an optimizer, or a full disk
-            self.said(f"{self.path.name} cannot be written, its run has no checkpoint: {in_one_line(error)}")
-            self.seconds = float("inf")
-        self._last = time.monotonic()
+            self.said(f"{path.name} cannot be written, its run has no checkpoint: {in_one_line(error)}")
+            return False
+        return True
 
     def restore(
         self,
@@ -76,12 +95,14 @@ class RunCheckpoint:
     ) -> dict[str, list[float]]:
         """Load the state, and give the values of the steps made; nothing if there is no good file.
 
-        The model and the optimizer change only if all of the file is good, and its values fit.
+        The run's own file comes before that of a longer run. The model and the optimizer change only if all
+        of the file is good, and its values fit.
         """
-        if not self.path.exists():
+        found = [path for path in (self.path, self.enters) if path is not None and path.exists()]
+        if not found:
             return {}
         try:
-            state = self._read()
+            state = _read(found[0])
             own, kept = _own(model), state["model"]
             if {name: value.shape for name, value in own.items()} != {n: v.shape for n, v in kept.items()}:
                 raise ValueError("it is of another network")
@@ -91,7 +112,7 @@ class RunCheckpoint:
             cpu, device = state["random"]["cpu"], state["random"]["device"]
             optimizer.load_state_dict(state["optimizer"])
         except Exception as error:  # whatever is wrong with it, the run can begin again
-            self.said(f"{self.path.name} is no good, its run begins again: {in_one_line(error)}")
+            self.said(f"{found[0].name} is no good, its run begins again: {in_one_line(error)}")
             return {}
         with torch.no_grad():
             for name, value in own.items():
@@ -102,35 +123,39 @@ class RunCheckpoint:
         return values
 
     def forget(self) -> None:
-        """Remove the file, and half-written ones of killed workers."""
-        with contextlib.suppress(OSError):
-            self.path.unlink()
+        """Remove the files that this run alone reads, and half-written ones of killed workers."""
+        for path in (self.path, self.enters):
+            with contextlib.suppress(OSError):
+                if path is not None:
+                    path.unlink()
         with contextlib.suppress(OSError):
             for part in self.path.parent.glob(f"{self.path.name}.*{PART}"):
                 shutil.rmtree(part, ignore_errors=True)
 
-    def _read(self) -> dict[str, Any]:
-        from safetensors import safe_open
 
-        with safe_open(self.path, "pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            about = file.metadata()
-        if about["digest"] != _digest(about["state"], tensors):
-            raise ValueError("it is damaged, its digest does not match")
-        return _unpacked(json.loads(about["state"]), tensors)
+def _read(path: Path) -> dict[str, Any]:
+    from safetensors import safe_open
 
-    @contextlib.contextmanager
-    def _beside(self) -> Iterator[Path]:
-        """A path to write to, in a folder of its own, since safetensors writes another file beside it."""
-        folder = self.path.with_name(f"{self.path.name}.{os.getpid()}{PART}")
-        for _ in range(1000):
-            with contextlib.suppress(FileNotFoundError):  # another driver may remove an empty folder just now
-                folder.mkdir(parents=True, exist_ok=True)
-                break
-        try:
-            yield folder / "state"
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+    with safe_open(path, "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        about = file.metadata()
+    if about["digest"] != _digest(about["state"], tensors):
+        raise ValueError("it is damaged, its digest does not match")
+    return _unpacked(json.loads(about["state"]), tensors)
+
+
+@contextlib.contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """A path to write to, in a folder of its own, since safetensors writes another file beside it."""
+    folder = path.with_name(f"{path.name}.{os.getpid()}{PART}")
+    for _ in range(1000):
+        with contextlib.suppress(FileNotFoundError):  # another driver may remove an empty folder just now
+            folder.mkdir(parents=True, exist_ok=True)
+            break
+    try:
+        yield folder / "state"
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _own(model: nn.Module) -> dict[str, Tensor]:

@@ -25,6 +25,7 @@ from theodolite.fleet.ray_tasks import ray_tasks
 from theodolite.fleet.run import Outcome, Run
 from theodolite.fleet.stack import families_of
 from theodolite.fleet.training import conditions, workload_for
+from theodolite.fleet.trunks import sharing
 from theodolite.fleet.vectorised import vectorised, why_not
 from theodolite.present.bar import Bar
 from theodolite.present.result import Result
@@ -241,13 +242,14 @@ def conduct(
         chosen = choose(engine, waiting, resources) if waiting else {}
         for name, some in chosen.items():
             listener.working(name, resources.jobs)
-            with closing(ENGINES[name](some, resources)) as coming:
-                for outcome in coming:
-                    ledger.append(outcome)
-                    outcomes.append(outcome)
-                    if outcome.settled:
-                        resources.forget(outcome.run)
-                    listener.ended(outcome)
+            for part, kept in _in_order(name, some, resources):
+                with closing(ENGINES[name](part, kept)) as coming:
+                    for outcome in coming:
+                        ledger.append(outcome)
+                        outcomes.append(outcome)
+                        if outcome.settled:
+                            resources.forget(outcome.run)
+                        listener.ended(outcome)
     except KeyboardInterrupt:
         stopped = True
     finally:
@@ -265,6 +267,23 @@ def conduct(
         seconds=time.monotonic() - start,
         engine=", then ".join(chosen) or "nothing to do",
     )
+
+
+def _in_order(
+    engine: str, runs: Sequence[Run], resources: Resources
+) -> Iterator[tuple[Sequence[Run], Resources]]:
+    """The runs, those first with which shorter ones share their beginning."""
+    if engine == "vectorised" or resources.checkpoints is None:
+        yield runs, resources
+        return
+    found = sharing(runs)
+    if found.later:
+        resources.said(
+            f"{counted(len(found.later), 'run')} make only their last steps: they begin as longer ones do"
+        )
+    for part in (found.first, found.later):
+        if part:
+            yield part, dataclasses.replace(resources, leave=found.leave)
 
 
 def _refuse_changed(runs: Sequence[Run], sources: Mapping[str, set[str]]) -> None:

@@ -23,6 +23,7 @@ from theodolite.fleet.pool import Failure, pooled
 from theodolite.fleet.provenance import environment
 from theodolite.fleet.run import Outcome, Run
 from theodolite.fleet.training import Workloads, attempt, failed
+from theodolite.fleet.trunks import branch_step, trunk_of
 
 
 def _unheard(_: object) -> None:
@@ -43,6 +44,7 @@ class Resources:
         address: of a Ray cluster; None for one on this machine, or the one Ray finds.
         per_run: what one run takes on a Ray cluster, such as {"CPU": 1, "GPU": 0.1}.
         timeout: seconds that a run may take; one that takes longer has failed. Only processes can be ended.
+        leave: by identity of a run, steps after which its state is kept for shorter ones (`trunks`).
         begun: called when work on a run begins.
         said: called with a message, such as that a worker was lost.
     """
@@ -56,6 +58,7 @@ class Resources:
     address: str | None = None
     per_run: Mapping[str, float] = field(default_factory=dict)
     timeout: float | None = None
+    leave: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     begun: Callable[[Run], None] = _unheard
     said: Callable[[str], None] = _unheard
 
@@ -64,8 +67,15 @@ class Resources:
         if self.checkpoints is None:
             return None
         source = environment(run.workload)["workload_source"]
-        path = self.checkpoints.absolute() / f"{run.identity}{f'-{source}' if source else ''}.safetensors"
-        return RunCheckpoint(path, self.checkpoint_seconds, self.said)
+        ending = f"{f'-{source}' if source else ''}.safetensors"
+        folder, trunk = self.checkpoints.absolute(), trunk_of(run)
+        return RunCheckpoint(
+            folder / f"{run.identity}{ending}",
+            self.checkpoint_seconds,
+            self.said,
+            enters=None if trunk is None else folder / f"{trunk}-{branch_step(run)}{ending}",
+            leaves={step: folder / f"{trunk}-{step}{ending}" for step in self.leave.get(run.identity, ())},
+        )
 
     def forget(self, run: Run) -> None:
         """Remove the checkpoint of a run that has a result."""

@@ -83,6 +83,9 @@ def train(
         if checkpoint is not None:
             log.values = checkpoint.restore(model, optimizer, fit=log.evaluations.fit)
         for step in range(log.steps, run.steps):
+            if checkpoint is not None and step in checkpoint.leaves:
+                log.flush()
+                checkpoint.leave(step, model, optimizer, log.values)
             if log.evaluations.due(step):
                 with averaged(plan, model, optimizer):
                     log.evaluate(step, model, workload)
@@ -207,9 +210,13 @@ class Log:
             waiting.setdefault("gradient", []).append(_gradient_norm(model))
         made = self.steps + len(waiting["loss"])
         if len(waiting["loss"]) >= self._look_every or made == self.run.steps:
-            for name, tensors in waiting.items():
-                self.values.setdefault(name, []).extend(torch.stack(tensors).double().tolist())
-            waiting.clear()
+            self.flush()
+
+    def flush(self) -> None:
+        """Wait for the device, so that the values of all steps so far are known."""
+        for name, tensors in self._waiting.items():
+            self.values.setdefault(name, []).extend(torch.stack(tensors).double().tolist())
+        self._waiting.clear()
 
     def evaluate(self, step: int, model: nn.Module, workload: Workload) -> None:
         """Record an evaluation along training, which leaves the network and random numbers as they were."""

@@ -78,6 +78,15 @@ class LRFactor:
         object.__setattr__(self, "warmup", warmup)
         number("final", self.final, least=0, most=1)
 
+    @property
+    def stable_until(self) -> int:
+        """The step until which the rate stays what it is after the warm-up."""
+        if self.kind == "constant":
+            return self.steps
+        if self.kind == "wsd":
+            return max(self.warmup, self.steps - max(1, round(DECAY_SHARE * self.steps)))
+        return self.warmup
+
     def __call__(self, step: int) -> float:
         """The factor at a step."""
         if self.kind == "refined":
@@ -86,9 +95,7 @@ class LRFactor:
             return (step + 1) / self.warmup
         if self.kind == "constant":
             return 1.0
-        start = self.warmup
-        if self.kind == "wsd":
-            start = max(start, self.steps - max(1, round(DECAY_SHARE * self.steps)))
+        start = self.stable_until
         progress = min(max(0.0, (step - start) / (self.steps - start)), 1.0)
         shape = (1 + math.cos(math.pi * progress)) / 2 if self.kind == "cosine" else 1 - progress
         return self.final + (1 - self.final) * shape

@@ -31,6 +31,8 @@ from theodolite.workloads import Workload
 
 USUAL_STEPS = 100
 TIMING = ("steps", "warmup")
+SHARED = ("wsd", "constant")
+"""Schedules with which runs of several lengths begin alike."""
 MOST_SEEDS = 10_000
 """More are taken for a typing error."""
 FILES = (*SUFFIXES, ".html", ".json", ".csv", ".parquet")
@@ -133,7 +135,7 @@ def sweep(
         all_sizes, base = sizes_of(
             sizes, widths, depths, batches, tokens, product=product, base=base, own=own
         )
-        of_size = timings(found, all_sizes, base, warmup)
+        of_size = timings(found, all_sizes, base, warmup, fields.get("schedule", Run.schedule))
     for argument in (["steps"] if steps is not None and tokens else []) + [*({*TIMING} & {*(axes or {})})]:
         if of_size:
             raise UseError(
@@ -212,15 +214,22 @@ def usual_size(workload: Workload, batches: Sequence[int], tokens: Sequence[int]
 
 
 def timings(
-    workload: Workload, sizes: Sequence[Size], base: Size, warmup: int | None
+    workload: Workload, sizes: Sequence[Size], base: Size, warmup: int | None, schedule: str
 ) -> dict[Size, dict[str, int]]:
-    """The steps and the warmup of each size with a number of tokens; `warmup` is that of the base."""
+    """The steps and the warmup of each size with a number of tokens; `warmup` is that of the base.
+
+    By default it is a tenth of the steps; where runs of several lengths can share their beginning
+    (`theodolite.fleet.trunks`), of those of the shortest.
+    """
+    steps = {size: workload.steps_for(size) for size in sizes if size.tokens is not None}
+    shortest: dict[int | None, int] = {}
+    for size, count in steps.items():
+        shortest[size.batch] = min(count, shortest.get(size.batch, count))
     found = {}
-    for size in sizes:
-        if size.tokens is not None:
-            steps = workload.steps_for(size)
-            usual = steps // 10 if warmup is None else round(warmup * (base.batch or 1) / (size.batch or 1))
-            found[size] = {"steps": steps, "warmup": usual}
+    for size, count in steps.items():
+        usual = (shortest[size.batch] if schedule in SHARED else count) // 10
+        given = 0 if warmup is None else round(warmup * (base.batch or 1) / (size.batch or 1))
+        found[size] = {"steps": count, "warmup": usual if warmup is None else given}
     return found
 
 
