@@ -369,15 +369,23 @@ def loss_at(places: Floats, means: Floats, place: float, scale: Scale) -> float:
 
     Beyond the points the nearest end counts; where a point next to the place has diverged, so has the place.
     """
-    place = min(max(place, places[0]), places[-1])
-    nearest = int(np.argmin(np.abs(places - place)))
-    if np.isclose(place, places[nearest]):
-        return float(means[nearest])
-    middle = min(max(nearest, 1), len(places) - 2)
-    offset = place - places[middle]
-    with np.errstate(invalid="ignore"):
-        ((a,), (b,), (c,)) = _parabolas(places, means[None], middle, scale)
-        return float(np.nan_to_num(c + b * offset + a * offset**2, nan=np.inf, posinf=np.inf))
+    return float(losses_at(places, means[None], np.array([place]), scale)[0])
+
+
+def losses_at(places: Floats, means: Floats, at: Floats, scale: Scale) -> Floats:
+    """`loss_at` for each row of means and its place."""
+    at = at.clip(places[0], places[-1])
+    nearest = np.argmin(np.abs(places[None] - at[:, None]), axis=1)
+    found: Floats = np.take_along_axis(means, nearest[:, None], 1)[:, 0].copy()
+    between = ~np.isclose(at, places[nearest])
+    middles = nearest.clip(1, len(places) - 2)
+    for middle in np.unique(middles[between]):
+        rows = np.flatnonzero(between & (middles == middle))
+        offset = at[rows] - places[middle]
+        with np.errstate(invalid="ignore"):
+            a, b, c = _parabolas(places, means[rows], middle, scale)
+            found[rows] = np.nan_to_num(c + b * offset + a * offset**2, nan=np.inf, posinf=np.inf)
+    return found
 
 
 def _parabolas(places: Floats, means: Floats, index: int, scale: Scale) -> Floats:

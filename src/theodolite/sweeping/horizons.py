@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
 from theodolite.optimizers import OPTIMIZERS
 from theodolite.optimizers.horizon import Horizon, Stretch
 from theodolite.present.text import Column, Table, signed
-from theodolite.sweeping.curves import UNKNOWN, Criterion, Resampled, Scale, SeedInterval, loss_at
+from theodolite.sweeping.curves import (
+    UNKNOWN,
+    Criterion,
+    Floats,
+    Resampled,
+    Scale,
+    SeedInterval,
+    interval,
+    losses_at,
+)
 from theodolite.sweeping.transfer import OptimumDrift
 
 PUBLISHED: Mapping[str, str] = {
@@ -46,6 +57,10 @@ class RuleLoss:
     rule: str
     mean: float
     """Over the sizes; infinite if one diverges."""
+    interval: SeedInterval
+    """Of the mean."""
+    tied: bool
+    """Can the seeds not tell it from the rule that loses least?"""
     most: float
     at: Size
     """Where it loses most."""
@@ -83,25 +98,26 @@ class HorizonFit:
             if math.isfinite(one.value):
                 alone = "" if one.interval.known else ", by one seed"
                 yield f"the best rate goes as {one}{alone}."
-        if self.losses:
-            best = self.losses[0]
-            yield f"of the rules compared, {best.rule} loses least."
+        if not self.losses:
+            return
+        best, *others = self.losses
+        tied = [one.rule for one in others if one.tied]
+        if len(tied) == len(others):
+            yield "the seeds do not tell which of the rules compared loses least."
+        else:
+            beside = f"; not told from it: {', '.join(tied)}" if tied else ""
+            yield f"of the rules compared, {best.rule} loses least{beside}."
 
     def table(self, criterion: Criterion, labels: Mapping[Size, str]) -> Table:
         """What each rule loses."""
-        rows = [
-            (
-                one.rule,
-                PUBLISHED.get(one.rule, "measured here"),
-                one.mean,
-                one.most,
-                labels[one.at],
-                one.outside,
-            )
-            for one in self.losses
-        ]
-        lost = [Column(name, show=criterion.text) for name in ("lost, mean", "most")]
-        return Table(("rule", "learning rate", *lost, "at", "beyond the rates"), rows)
+        rows = []
+        for one in self.losses:
+            mean, reach = criterion.text(one.mean), one.interval.high - one.mean
+            said = f"{mean} ± {criterion.text(reach)}" if math.isfinite(reach) else mean
+            named = PUBLISHED.get(one.rule, "measured here")
+            rows.append((one.rule, named, said, one.most, labels[one.at], one.outside))
+        mean_lost, most = Column("lost, mean", side="right"), Column("most", show=criterion.text)
+        return Table(("rule", "learning rate", mean_lost, most, "at", "not tried"), rows)
 
 
 def horizon_fit(
@@ -135,15 +151,16 @@ def horizon_fit(
     found = HorizonFit(exponents, (), rule)
     rules = dict.fromkeys(PUBLISHED)
     if all(math.isfinite(one.value) for one in exponents):
-        rules[str(found.horizon)] = None
+        rules[str(replace(found.horizon, timescale=False))] = None
     if base not in curves or not curves[base].optimum.found:
         return found
     others = [size for size in curves if size != base and size.network == base.network]
-    losses = [_rule_loss(Horizon.of(one), own, curves, base, others, scale, optimizer) for one in rules]
-    return HorizonFit(exponents, tuple(sorted(losses, key=lambda one: one.mean)), rule)
+    lost = {name: _lost(Horizon.of(name), own, curves, base, others, scale, optimizer) for name in rules}
+    num_seeds = min(curves[size].optimum.num_seeds for size in (base, *others))
+    return HorizonFit(exponents, tuple(_compared(lost, others, num_seeds)), rule)
 
 
-def _rule_loss(
+def _lost(
     horizon: Horizon,
     own: Horizon,
     curves: Mapping[Size, Resampled],
@@ -151,17 +168,38 @@ def _rule_loss(
     sizes: Sequence[Size],
     scale: Scale,
     optimizer: str,
-) -> RuleLoss:
-    start, lost, outside = float(curves[base].vertex[0]), {}, 0
+) -> tuple[Floats, int]:
+    """Resamples × sizes: the loss at a rule's rate, less the least; at how many sizes it was not tried."""
+    columns, outside = [], 0
     for size in sizes:
         stretch, curve = Stretch.between(base, size), curves[size]
-        place = start + math.log2(_rate(horizon, stretch, optimizer) / _rate(own, stretch, optimizer))
-        outside += not curve.places[0] - 1e-9 <= place <= curve.places[-1] + 1e-9
-        at = loss_at(curve.places, curve.means[0], place, scale)
-        lost[size] = max(0.0, at - float(curve.lowest[0]))
-    worst = max(lost, key=lambda size: lost[size])
-    rule = str(Horizon(horizon.rates, horizon.tokens, horizon.batch))
-    return RuleLoss(rule, sum(lost.values()) / len(lost), lost[worst], worst, outside)
+        shift = math.log2(_rate(horizon, stretch, optimizer) / _rate(own, stretch, optimizer))
+        at = curves[base].vertex + shift
+        outside += not curve.places[0] - 1e-9 <= at[0] <= curve.places[-1] + 1e-9
+        columns.append(np.maximum(losses_at(curve.places, curve.means, at, scale) - curve.lowest, 0.0))
+    return np.stack(columns, axis=1), outside
+
+
+def _compared(
+    lost: Mapping[str, tuple[Floats, int]], sizes: Sequence[Size], num_seeds: int
+) -> Iterator[RuleLoss]:
+    """The rules, the one that loses least first."""
+    means = {rule: each.mean(1) for rule, (each, _) in lost.items()}
+    order = sorted(means, key=lambda rule: float(means[rule][0]))
+    for rule in order:
+        each, outside = lost[rule]
+        with np.errstate(invalid="ignore"):
+            behind = interval(means[rule] - means[order[0]], num_seeds)
+        worst = int(each[0].argmax())
+        yield RuleLoss(
+            rule=rule,
+            mean=float(means[rule][0]),
+            interval=interval(means[rule], num_seeds),
+            tied=rule != order[0] and math.isfinite(means[rule][0]) and not behind.low > 0,
+            most=float(each[0, worst]),
+            at=sizes[worst],
+            outside=outside,
+        )
 
 
 def _rate(horizon: Horizon, stretch: Stretch, optimizer: str) -> float:
