@@ -152,6 +152,27 @@ class Program:
                 for name, values in held.items():
                     self.stack.buffers[name].copy_(values)
 
+    @contextlib.contextmanager
+    def branch(self, factors: Mapping[int, Callable[[int], float]]) -> Iterator[None]:
+        """Within, steps follow other schedules, by the places of models; then all is as before.
+
+        Everything is restored in place, as a captured graph reads these tensors.
+        """
+        held = [*self._weights.values(), *self.stack.buffers.values(), self._step, self._alive]
+        held += [tensor for state in self._state.values() for tensor in state.values()]
+        held += [self.stack.factors, *self.series.values()]
+        before, made, targets = [tensor.clone() for tensor in held], self._made, [*self.targets]
+        for place, factor in factors.items():
+            column = [factor(step) for step in range(len(self.stack.factors))]
+            self.stack.factors[:, place].copy_(torch.tensor(column, dtype=self.stack.factors.dtype))
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for tensor, values in zip(held, before, strict=True):
+                    tensor.copy_(values)
+            self._made, self.targets = made, targets
+
     @torch.no_grad()
     def _held_out_means(self, function: Callable[..., Tensor]) -> list[float]:
         """The mean over held-out batches of a function of batch, weights, buffers and temperature."""

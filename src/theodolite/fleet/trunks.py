@@ -50,8 +50,16 @@ class Sharing:
     """Those to make first: the longest of each kind, and all that share nothing."""
     later: tuple[Run, ...]
     """Those that begin with what the first leave behind."""
-    leave: Mapping[str, tuple[int, ...]]
-    """By identity of a run, the steps after which its state is kept for shorter ones."""
+    shorter: Mapping[str, tuple[Run, ...]]
+    """By identity of a run, shorter ones that begin as it does."""
+
+    @property
+    def leave(self) -> dict[str, tuple[int, ...]]:
+        """By identity of a run, the steps after which its state is kept for shorter ones."""
+        return {
+            identity: tuple(branch_step(run) or 0 for run in shorter)
+            for identity, shorter in self.shorter.items()
+        }
 
 
 def sharing(runs: Sequence[Run]) -> Sharing:
@@ -68,11 +76,11 @@ def sharing(runs: Sequence[Run]) -> Sharing:
     for run in runs:
         if (name := trunk_of(run)) is not None:
             trunks.setdefault(name, []).append(run)
-    leave, later = {}, set()
+    shorter: dict[str, tuple[Run, ...]] = {}
     for alike in trunks.values():
-        *shorter, longest = sorted(alike, key=lambda run: run.steps)
-        if shorter:
-            leave[longest.identity] = tuple(branch_step(run) or 0 for run in shorter)
-            later |= {run.identity for run in shorter}
+        *others, longest = sorted(alike, key=lambda run: run.steps)
+        if others:
+            shorter[longest.identity] = tuple(others)
+    later = {run.identity for others in shorter.values() for run in others}
     first = tuple(run for run in runs if run.identity not in later)
-    return Sharing(first, tuple(run for run in runs if run.identity in later), leave)
+    return Sharing(first, tuple(run for run in runs if run.identity in later), shorter)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import math
 import os
@@ -11,7 +12,7 @@ import time
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,6 +44,8 @@ from theodolite.fleet.training import (
     train,
     workload_for,
 )
+from theodolite.fleet.trunks import branch_step, sharing
+from theodolite.optimizers.schedule import LRFactor
 from theodolite.workloads import Workload
 
 ENGINE = "vectorised"
@@ -55,6 +58,10 @@ RTOL = {"float32": 1e-4, "tf32": 1e-2, "bfloat16": 3e-2}
 """By precision, the difference of losses that is allowed, as sums are taken in another order."""
 COMPILE_FROM = 250
 """Steps from which models are compiled on a GPU: a step of 24 small GPTs then takes 13 ms instead of 32."""
+Evaluated = list[dict[str, float]]
+"""For each model the held-out loss, and its accuracies if they are asked for."""
+Shorter = Mapping[str, Sequence[Run]]
+"""By identity of a run, shorter ones that begin as it does."""
 KEPT_SHARE, KEPT_MOST = 0.25, 8 * 2**30
 """Batches are kept in this share of the free memory of the machine, in bytes at most this."""
 
@@ -64,7 +71,8 @@ def vectorised(runs: Sequence[Run], resources: Resources) -> Outcomes:
 
     Runs whose batched result differs from the single one fail, with the reason.
     """
-    families, failures = families_of(runs, resources.workloads)
+    found = sharing(runs)
+    families, failures = families_of(found.first, resources.workloads)
     kept: dict[tuple[str, int | None], KeptBatches] = {}
     for family in families:
         reason = why_not(family[0], resources)
@@ -72,9 +80,9 @@ def vectorised(runs: Sequence[Run], resources: Resources) -> Outcomes:
             drawn = family[0].workload, family[0].size.batch
             if drawn not in kept:
                 kept[drawn] = KeptBatches(workload_for(family[0], resources.workloads))
-            yield from _family(family, resources, kept[drawn])
+            yield from _family(family, resources, kept[drawn], found.shorter)
         else:
-            failures += [(run, reason) for run in family]
+            failures += [(run, reason) for run in with_shorter(family, found.shorter)]
     for run, error in failures:
         yield failed(run, error, 0.0, resources.device, ENGINE)
 
@@ -191,18 +199,20 @@ def _alike(mine: Sequence[float], others: Sequence[float], run: Run) -> bool:
     )
 
 
-def _family(runs: Sequence[Run], resources: Resources, batches: KeptBatches) -> Iterator[Outcome]:
+def _family(
+    runs: Sequence[Run], resources: Resources, batches: KeptBatches, shorter: Shorter
+) -> Iterator[Outcome]:
     # Sorted by seed, so that a chunk has few batches to draw.
     order = sorted(runs, key=lambda run: run.seed)
     waiting = _chunks(order, resources.chunk or _room(order[0], resources))
     compiled = torch.device(resources.device).type == "cuda" and runs[0].steps >= COMPILE_FROM
     while waiting:
         some = waiting.popleft()
-        for run in some:
+        for run in with_shorter(some, shorter):
             resources.begun(run)
         start = time.perf_counter()
         try:
-            outcomes = _together(some, resources, batches, compiled=compiled)
+            outcomes = _together(some, resources, batches, compiled=compiled, shorter=shorter)
         except Exception as error:
             trace, outcomes = traceback.format_exc(), []
             if compiled and not _is_out_of_memory(error):
@@ -210,7 +220,9 @@ def _family(runs: Sequence[Run], resources: Resources, batches: KeptBatches) -> 
                 resources.said(f"{some[0].size} goes on without being compiled: {in_one_line(error)}")
                 waiting.appendleft(some)
             elif len(some) == 1:
-                outcomes = [failed(some[0], trace, time.perf_counter() - start, resources.device, ENGINE)]
+                seconds = time.perf_counter() - start
+                both = with_shorter(some, shorter)
+                outcomes = [failed(run, trace, seconds / len(both), resources.device, ENGINE) for run in both]
             elif _is_out_of_memory(error):
                 half = (len(some) + 1) // 2
                 resources.said(f"{len(some)} models of {some[0].size} are too many for memory: now {half}")
@@ -220,6 +232,11 @@ def _family(runs: Sequence[Run], resources: Resources, batches: KeptBatches) -> 
                 waiting.extendleft((some[half:], some[:half]))
         _free(resources.device)
         yield from outcomes
+
+
+def with_shorter(runs: Sequence[Run], shorter: Shorter) -> list[Run]:
+    """The runs, and those that begin as they do."""
+    return [one for run in runs for one in (run, *shorter.get(run.identity, ()))]
 
 
 def _chunks(runs: Sequence[Run], most: int) -> deque[Sequence[Run]]:
@@ -234,18 +251,28 @@ def _together(
     *,
     compiled: bool,
     metrics: bool = True,
+    shorter: Shorter | None = None,
 ) -> list[Outcome]:
-    """All steps of some models in one program."""
+    """All steps of some models in one program, and of shorter runs that begin as they do."""
     start = time.perf_counter()
     workload, device = workload_for(runs[0], resources.workloads), resources.device
     if compiled:
         torch.compiler.reset()  # it gives up after eight networks; its cache on disk remains
     evaluations = Evaluations.of(runs[0], workload, metrics=metrics)
-    along: list[list[dict[str, float]]] = []  # by evaluation, then by model
+    leaving: dict[int, dict[int, dict[int, Run]]] = {}  # by step, length and place of the model
+    for place, run in enumerate(runs):
+        for one in (shorter or {}).get(run.identity, ()):
+            leaving.setdefault(branch_step(one) or 0, {}).setdefault(one.steps, {})[place] = one
+    along: list[Evaluated] = []
+    outcomes: list[Outcome] = []
     with _settings(runs[0], resources):
         models = stack(runs, workload, device)
         program = Program(models, workload, device, compiled=compiled, draw=batches.draw)
+        finish = functools.partial(_outcomes, program, workload, metrics=metrics)
         for step in range(runs[0].steps):
+            for length, some in sorted(leaving.pop(step, {}).items()):
+                with program.branch({place: _factors(run) for place, run in some.items()}):
+                    outcomes += finish(some, _branch(program, range(step, length), evaluations, along))
             if evaluations.due(step):
                 with program.aside():
                     along.append(_evaluated(program, evaluations))
@@ -255,27 +282,60 @@ def _together(
             if step % LOOK_EVERY == LOOK_EVERY - 1 and not program.alive():
                 break
         along.append(_evaluated(program, evaluations))
-        series = {name: values.double().T.tolist() for name, values in program.series.items()}
-        readings = [readings_of(models.single(place), workload, run) for place, run in enumerate(runs)]
-        outcomes = []
-        for place, run in enumerate(runs):
-            mine = [each[place] for each in along]
-            values = {name: rows[place] for name, rows in series.items()} | {TARGETS: program.targets}
-            values |= {name: [each[name] for each in mine] for name in evaluations.names}
-            loss = mine[-1].pop(HELD_OUT_LOSS)
-            outcome = outcome_of(run, values, loss, device, readings[place], evaluations)
-            if outcome.status == "finished":
-                outcome = with_readings(outcome, mine[-1])
-                if metrics and workload.metrics:
-                    outcome = _judged(outcome, models.single(place), workload, device)
-            elif why := fault_of_data(outcome, workload, device):
-                outcome = failed(run, f"theodolite.UseError: {why}", 0.0, device, ENGINE)
-            outcomes.append(outcome)
-    seconds = (time.perf_counter() - start) / len(runs)
+        diverged = [some for lengths in leaving.values() for some in lengths.values()]
+        for some in (dict(enumerate(runs)), *diverged):
+            outcomes += finish(some, along)
+    seconds = (time.perf_counter() - start) / len(outcomes)
     return [dataclasses.replace(outcome, seconds=seconds, engine=ENGINE) for outcome in outcomes]
 
 
-def _evaluated(program: Program, evaluations: Evaluations) -> list[dict[str, float]]:
+def _factors(run: Run) -> LRFactor:
+    return LRFactor(run.schedule, run.steps, run.warmup, run.final)
+
+
+def _branch(
+    program: Program, steps: range, evaluations: Evaluations, along: Sequence[Evaluated]
+) -> list[Evaluated]:
+    """Make the last steps of shorter runs; all their evaluations."""
+    found = [*along]
+    for step in steps:
+        if evaluations.due(step):
+            with program.aside():
+                found.append(_evaluated(program, evaluations))
+        program.step()
+    return [*found, _evaluated(program, evaluations)]
+
+
+def _outcomes(
+    program: Program,
+    workload: Workload,
+    runs: Mapping[int, Run],
+    along: Sequence[Evaluated],
+    *,
+    metrics: bool,
+) -> list[Outcome]:
+    """The outcomes of runs by the places of their models, all of one length."""
+    outcomes, device = [], str(program.device)
+    for place, run in runs.items():
+        evaluations = Evaluations.of(run, workload, metrics=metrics)
+        model = program.stack.single(place)
+        mine = [dict(each[place]) for each in along]
+        values = {name: rows[: run.steps, place].double().tolist() for name, rows in program.series.items()}
+        values |= {TARGETS: program.targets}
+        values |= {name: [each[name] for each in mine] for name in evaluations.names}
+        loss = mine[-1].pop(HELD_OUT_LOSS)
+        outcome = outcome_of(run, values, loss, device, readings_of(model, workload, run), evaluations)
+        if outcome.status == "finished":
+            outcome = with_readings(outcome, mine[-1])
+            if metrics and workload.metrics:
+                outcome = _judged(outcome, model, workload, device)
+        elif why := fault_of_data(outcome, workload, device):
+            outcome = failed(run, f"theodolite.UseError: {why}", 0.0, device, ENGINE)
+        outcomes.append(outcome)
+    return outcomes
+
+
+def _evaluated(program: Program, evaluations: Evaluations) -> Evaluated:
     """For each model its held-out loss, and its accuracies if they are asked for."""
     found = [{HELD_OUT_LOSS: loss} for loss in program.held_out_losses()]
     if evaluations.accuracy:
