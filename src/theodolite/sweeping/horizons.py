@@ -139,6 +139,8 @@ def horizon_fit(
     if base not in curves or not curves[base].optimum.found:
         return found
     others = [size for size in curves if size != base and size.network == base.network]
+    if not others:  # batch and tokens were varied for other networks only
+        return found
     losses = [_rule_loss(Horizon.of(one), own, curves, base, others, scale, optimizer) for one in rules]
     return HorizonFit(exponents, tuple(sorted(losses, key=lambda one: one.mean)), rule)
 
