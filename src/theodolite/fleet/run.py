@@ -295,6 +295,12 @@ def _check(run: Run) -> None:
         if not isinstance(value, Size) and not (name == "base" and value is None):
             raise UseError(f"{name} is {value!r}: give a Size, for example Size(256, 4)")
     choices: dict[str, Iterable[str]] = {"parameterization": PARAMETERIZATIONS, "precision": PRECISIONS}
+    for name in ("batch", "tokens"):
+        if run.base is not None and getattr(run.size, name) is None is not getattr(run.base, name):
+            raise UseError(
+                f"base has {name}={getattr(run.base, name)} and size has none, so that its plan may not be for "
+                f"the {name} it is trained with: give size the {name} too"
+            )
     choices |= {} if run.parameterization == OWN else {"optimizer": OPTIMIZERS}
     for name, known in (choices | {"schedule": KINDS, "decay": POLICIES}).items():
         arguments.one_of(name, getattr(run, name), tuple(known))

@@ -13,6 +13,10 @@ sde        the random walk of the weights stays: `m_S` steps of independent nois
            so √(m_B/m_D) for updates of a fixed size (Adam, Lion, Muon: p = 0), and m_B/√m_D for SGD (p = 1),
            the linear rule in the batch. `lr·eps` stays, as for Adam's SDE: eps ∝ √(m_D/m_B), squared where
            it is added to squares. Averages keep their half-life in tokens: a decay rate β becomes β^m_B.
+           Momentum that is normalised itself (Lion, Muon: A has one size however many gradients it averages)
+           makes the steps depend on each other. With weights h on past gradients the sum of n steps has the
+           variance n·lr²/Σh², so lr gets the further factor √(Σh² after / Σh² before): up to √m_B, for
+           lr ∝ m_B/√m_D in all.
            Shampoo divides by a sum over all steps, so that its k-th step goes as 1/√k: the random walk has
            the variance lr²·log(steps), and its learning rate stays.
 power      lr ∝ m_B^b·m_D^−a with given exponents; eps and averages stay
@@ -113,6 +117,30 @@ class Memory(NamedTuple):
     """The decay rates for m_B times the batch, with which averages keep their half-life in examples."""
     summed: bool = False
     """Is it a sum of past gradients, `1/(1 − rate)` times an average?"""
+    squares: Callable[[Options], float] | None = None
+    """Σh² of the weights h of past gradients in an update that has the same size whatever they are; None if
+    its size follows them."""
+
+
+def squares_of_average(rate: float) -> float:
+    """Σh² of an average, `h = (1 − β)·β^k`.
+
+    >>> squares_of_average(0.5), squares_of_average(0.0)
+    (0.3333333333333333, 1.0)
+    """
+    return (1 - rate) / (1 + rate)
+
+
+def squares_of_momentum(options: Options) -> float:
+    """Σh² of `momentum`; by default of Nesterov's form, `h = 1 − β²` of the last gradient, then that of β·M.
+
+    >>> squares_of_momentum({"momentum": 0.5, "nesterov": False}), squares_of_momentum({"momentum": 0.5})
+    (0.3333333333333333, 0.5833333333333334)
+    """
+    rate = options["momentum"]
+    if not options.get("nesterov", True):
+        return squares_of_average(rate)
+    return float((1 - rate**2) ** 2 + rate**4 * squares_of_average(rate))
 
 
 @dataclass(frozen=True)
@@ -212,13 +240,15 @@ class HorizonFactors:
     """On the learning rate of an average of gradients."""
     sums: float = 1.0
     """By how much the weights of past gradients sum to more, where momentum is a sum."""
+    mixing: float = 1.0
+    """On the learning rate of normalised momentum, as its steps depend on each other less or more."""
     weight_decay: float = 1.0
     eps: float = 1.0
 
     @property
     def lr(self) -> float:
         """On the learning rate."""
-        return self.rate / self.sums
+        return self.rate * self.mixing / self.sums
 
 
 @dataclass(frozen=True)
@@ -260,6 +290,15 @@ class HorizonCase:
             return 1.0
         return math.prod((1 - before) / (1 - after) for before, after in self.averages.values())
 
+    @property
+    def mixing(self) -> float:
+        """`√(Σh² after / Σh² before)` of the weights h of past gradients, if momentum is normalised."""
+        squares = None if self.spec is None or self.spec.memory is None else self.spec.memory.squares
+        if squares is None or not self.averages:
+            return 1.0
+        before = squares({**self.options, **{name: value for name, (value, _) in self.averages.items()}})
+        return math.sqrt(squares(self.options_here) / before)
+
     def factors(self, degree: int, eps_degree: int, *, independent: bool) -> HorizonFactors:
         """The factors on learning rate, weight decay and eps.
 
@@ -270,8 +309,10 @@ class HorizonCase:
         """
         spec, stretch, horizon = self.spec, self.stretch, self.horizon
         rate = horizon.rate(stretch, degree, fades=spec is not None and spec.fades)
-        decay = 1 / stretch.steps / rate if horizon.timescale else 1 / rate if independent else 1.0
+        # Where momentum is a sum, so is the weight decay in it.
+        moved = rate * self.mixing
+        decay = 1 / stretch.steps / moved if horizon.timescale else 1 / moved if independent else 1.0
         # Where gradients are differentiated, eps is added to a second derivative, which has no such noise.
         noisy = horizon.rates == "sde" and not (spec is not None and spec.second_order)
         eps = math.sqrt(stretch.steps) ** eps_degree if noisy else 1.0
-        return HorizonFactors(rate, self.sums, decay, eps)
+        return HorizonFactors(rate, self.sums, self.mixing, decay, eps)

@@ -31,7 +31,7 @@ from theodolite.anatomy.part import Part
 from theodolite.core.errors import UseError
 from theodolite.optimizers.adam import adam_update
 from theodolite.optimizers.condition import Ratios, deviation
-from theodolite.optimizers.horizon import Memory
+from theodolite.optimizers.horizon import Memory, squares_of_average, squares_of_momentum
 from theodolite.optimizers.matrices import LINEAR, Axes, Rows
 from theodolite.optimizers.matrix_optimizer import Moving, SphereOptimizer, kept_locally, local_gradients
 from theodolite.optimizers.matrix_step import orthogonalised
@@ -224,7 +224,9 @@ SPECS = (
             "a step has length lr·‖W‖_F, and its spectral norm goes as its length",
         ),
         eps=Eps(GRADIENT_ENTRY),
-        memory=Memory({"betas": (0.9, 0.999)}),
+        memory=Memory(
+            {"betas": (0.9, 0.999)}, squares=lambda options: squares_of_average(options["betas"][0])
+        ),
         keeps_squares=True,
         vectorised=Vectorised(
             _adamh_step,
@@ -245,7 +247,7 @@ SPECS = (
             ),
         ),
         eps=Eps(GRADIENT_NORM, usual=1e-7),
-        memory=Memory({"momentum": 0.95}),
+        memory=Memory({"momentum": 0.95}, squares=squares_of_momentum),
         shares_work=True,
         vectorised=Vectorised(
             _muonh_step,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from theodolite.optimizers.borrowed import DECOUPLED, NEGATED, Borrowed
-from theodolite.optimizers.horizon import Memory
+from theodolite.optimizers.horizon import Memory, squares_of_average
 from theodolite.optimizers.scaling import SIGN
 from theodolite.optimizers.spec import Hypers, OptimizerSpec, State, Vectorised, by_entries
 
@@ -31,12 +31,17 @@ def _for_batch(options: Mapping[str, Any], batch: float) -> dict[str, Any]:
     return {"betas": (min(mixed * kept ** (batch - 1), 1.0), kept**batch)}
 
 
+def _squares(options: Mapping[str, Any]) -> float:
+    mixed, kept = options["betas"]
+    return float((1 - mixed) ** 2 + mixed**2 * squares_of_average(kept))
+
+
 SPECS = (
     OptimizerSpec(
         "lion",
         Borrowed("Lion"),
         update=SIGN,
-        memory=Memory({"betas": (0.9, 0.99)}, _for_batch),
+        memory=Memory({"betas": (0.9, 0.99)}, _for_batch, squares=_squares),
         fixed=DECOUPLED,
         refused=NEGATED,
         vectorised=Vectorised(by_entries(_step), state=("exp_avg",), numbers={"betas": (0.9, 0.99)}),

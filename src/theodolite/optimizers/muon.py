@@ -24,7 +24,7 @@ from torch import Tensor
 from theodolite.anatomy.part import Part
 from theodolite.core.errors import UseError
 from theodolite.optimizers.condition import Ratios
-from theodolite.optimizers.horizon import Memory
+from theodolite.optimizers.horizon import Memory, squares_of_momentum
 from theodolite.optimizers.matrices import LINEAR, Axes, MatrixLayout, Rows
 from theodolite.optimizers.matrix_optimizer import MatrixOptimizer, Moving
 from theodolite.optimizers.matrix_step import ROUNDED, move
@@ -191,7 +191,7 @@ def _muon(name: str, scale: str, update: Scaling) -> OptimizerSpec:
         Muon,
         update=update,
         eps=Eps(GRADIENT_NORM, usual=1e-7),
-        memory=Memory({"momentum": 0.95}),
+        memory=Memory({"momentum": 0.95}, squares=squares_of_momentum),
         matrices_only=True,
         layout=("axes", "rows"),
         shares_work=True,

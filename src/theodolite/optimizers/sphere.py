@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from theodolite.core.errors import UseError
-from theodolite.optimizers.horizon import Memory
+from theodolite.optimizers.horizon import Memory, squares_of_momentum
 from theodolite.optimizers.matrices import Axes
 from theodolite.optimizers.matrix_optimizer import Moving, SphereOptimizer, averaged
 from theodolite.optimizers.matrix_step import ahead
@@ -149,7 +149,7 @@ SPECS = (
         update=UNIT,
         eps=Eps(GRADIENT_NORM),
         extent=Extent("radius", None),
-        memory=Memory({"momentum": 0.95}),
+        memory=Memory({"momentum": 0.95}, squares=squares_of_momentum),
         matrices_only=True,
         layout=("axes",),
     ),

@@ -191,7 +191,8 @@ def _lr(case: Derivation) -> str:
     factor = case.explicit.lr / case.base.lr
     follows = case.horizon.horizon.rates != "none" and bool(case.horizon.stretch.changes)
     own = [("h", case.factors.rate)] if follows else []
-    own += [("s", 1 / case.factors.sums)] if case.factors.sums != 1 else []
+    momentum = case.factors.mixing / case.factors.sums
+    own += [("s", momentum)] if momentum != 1 else []
     formula = _product(("η", case.base.lr), ("c/u", factor), *_power(case, 1 + case.explicit.degree), *own)
     words = _rate_words(case) if follows else ()
     return "\n".join([formula, f"{_allowed(case)}; {_update(case)}", *words])
@@ -208,6 +209,11 @@ def _rate_words(case: Derivation) -> Iterator[str]:
         yield f"h = {words}: the random walk of the weights stays"
     if case.factors.sums != 1:
         yield f"s = {fraction(1 / case.factors.sums)}: momentum sums the gradients of fewer or more steps"
+    if case.factors.mixing != 1:
+        yield (
+            f"s = {fraction(case.factors.mixing)}: momentum is normalised, and its steps are "
+            f"{'less' if case.factors.mixing > 1 else 'more'} correlated"
+        )
 
 
 def _decay(case: Derivation) -> str:
@@ -231,8 +237,10 @@ def _decay(case: Derivation) -> str:
     if case.policy == "independent":
         part = case.base.weight_decay / (case.horizon.stretch.steps if kept else 1.0)
         symbol = "λ·m_B/m_D" if kept else "λ"
+        summed = "" if case.factors.sums == 1 else "·s"  # the decay is in the sum
+        part /= case.factors.sums
         return (
-            f"{symbol} / lr = {_digits(part)} / {_digits(case.hyper.lr)} = "
+            f"{symbol}{summed} / lr = {_digits(part)} / {_digits(case.hyper.lr)} = "
             f"{_digits(case.hyper.weight_decay)}\n"
             f"independent: each step takes the fraction {symbol} of the weight, whatever its learning rate"
             + (f"\n{stays}" if kept else "")
@@ -241,11 +249,12 @@ def _decay(case: Derivation) -> str:
     usual = _update_size(case) / size
     factor = case.explicit.weight_decay / case.base.weight_decay if case.base.weight_decay else usual
     named = math.isclose(factor, usual)
+    moved = "h" if case.factors.mixing == 1 else "h·s"
     formula = _product(
         ("λ", case.base.weight_decay),
         ("u/w" if named else "d", factor),
         *_power(case, -1 - case.explicit.degree),
-        *([("m_B/(m_D·h)", case.factors.weight_decay)] if kept else []),
+        *([(f"m_B/(m_D·{moved})", case.factors.weight_decay)] if kept else []),
     )
     symbol = "r_in = " if case.part.role == "output" else ""
     why = f"w = {symbol}{fraction(size)}, the size of the weight: the decay stays comparable to the update"

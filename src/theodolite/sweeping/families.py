@@ -171,7 +171,8 @@ def analyse(
     optimizers, combinations = ([*dict.fromkeys(key[index] for key in found)] for index in (0, 2))
     keys = sorted(found, key=lambda key: (optimizers.index(key[0]), combinations.index(key[2]), key[1]))
     rules = {row["parameterization"]: row.get("horizon", "none") for row in rows}
-    return tuple(_family(key, scale, base, found[key], criterion, rules[key[1]]) for key in keys)
+    rule_of = {key: json.loads(key[2]).get("horizon", rules[key[1]]) for key in keys}  # it may be an axis
+    return tuple(_family(key, scale, base, found[key], criterion, rule_of[key]) for key in keys)
 
 
 def _family(

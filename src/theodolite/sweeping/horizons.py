@@ -155,6 +155,8 @@ def horizon_fit(
     if base not in curves or not curves[base].optimum.found:
         return found
     others = [size for size in curves if size != base and size.network == base.network]
+    if not others:  # batch and tokens were varied for other networks only
+        return found
     lost = {name: _lost(Horizon.of(name), own, curves, base, others, scale, optimizer) for name in rules}
     num_seeds = min(curves[size].optimum.num_seeds for size in (base, *others))
     return HorizonFit(exponents, tuple(_compared(lost, others, num_seeds)), rule)

@@ -140,7 +140,7 @@ def _suggest(trial: Any, name: str, among: Sequence[Any] | Range) -> Any:
 def _with(grid: Grid, kind: Mapping[str, Sequence[Any]], settings: Settings) -> tuple[Run, ...]:
     """The runs of the grid with one value each of what is searched."""
     one_each = {name: [value] for name, value in settings.items()}
-    return Grid({**grid.axes, **kind, **one_each}, grid.fixed).runs
+    return Grid({**grid.axes, **kind, **one_each}, grid.fixed, grid.of_size).runs
 
 
 def _mean(criterion: Criterion, rows: Sequence[Mapping[str, Any]]) -> float:

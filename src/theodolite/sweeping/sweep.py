@@ -130,13 +130,16 @@ def sweep(
     workloads = {} if isinstance(workload, str) else {workload.name: workload}
     name = workload if isinstance(workload, str) else workload.name
     found = workload_of(name, workloads)
+    if not isinstance(base, Size | None):
+        raise UseError(f"base is {base!r}: give a Size, for example Size(256, 4)")
     with conditions(name, workloads):
         own = usual_size(found, batches, tokens, steps)
+        given = tokens or sizes is not None or (base is not None and base.tokens is not None)
         all_sizes, base = sizes_of(
             sizes, widths, depths, batches, tokens, product=product, base=base, own=own
         )
         of_size = timings(found, all_sizes, base, warmup, fields.get("schedule", Run.schedule))
-    for argument in (["steps"] if steps is not None and tokens else []) + [*({*TIMING} & {*(axes or {})})]:
+    for argument in (["steps"] if steps is not None and given else []) + [*({*TIMING} & {*(axes or {})})]:
         if of_size:
             raise UseError(
                 f"{argument} is given, and steps follow from the batch and the tokens: leave it out"
@@ -161,7 +164,8 @@ def sweep(
     ranged = {key: _values(axis) for key, axis in swept.items()}
     grid = Grid({"size": all_sizes, **kinds, **ranged}, fixed, of_size)
     # Values that no run may have are refused here. Runs of `own` do not have all fields.
-    first = next((run for run in grid.runs if run.parameterization != OWN), grid.runs[0])
+    most_fields = [(run.parameterization == OWN, run.parameterization == "standard") for run in grid.runs]
+    first = grid.runs[most_fields.index(min(most_fields))]
     space = None if search is None else {**swept, "lr": _ends(swept["lr"])}
     scale_of(over, _values(swept[over]))
     spec = _spec(first, base, [*grid.axes], space)
@@ -205,7 +209,7 @@ def sweep(
 def usual_size(workload: Workload, batches: Sequence[int], tokens: Sequence[int], steps: int | None) -> Size:
     """The workload's size; with its batch, and the tokens of some steps, where one of them is varied."""
     if not batches and not tokens:
-        return workload.size.network
+        return workload.size if steps is None else dataclasses.replace(workload.size, tokens=None)
     batch = workload.size.batch or workload.usual_batch
     seen = workload.tokens_in(USUAL_STEPS if steps is None else steps, min(batches, default=batch))
     if steps is None and workload.size.tokens is not None:
@@ -268,6 +272,10 @@ def sizes_of(
             if not isinstance(size, Size):
                 raise UseError(f"{size!r} is no size: give a Size, for example Size(256, 4)")
         chosen = base or min(listed)
+        for name in ("batch", "tokens"):
+            if len({getattr(size, name) is None for size in [*listed, chosen]}) > 1:
+                without = next(size for size in [*listed, chosen] if getattr(size, name) is None)
+                raise UseError(f"{without!r} has no {name} and other sizes have one: give all of them one")
         return tuple(sorted({*listed, chosen})), chosen
     least = {name: min(values, default=getattr(own, name)) for name, values in varied.items()}
     if base is not None:  # what it does not say is usual

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
@@ -37,7 +38,7 @@ class Resized:
         """The batch of a step: a pure function of seed and step."""
         own = self.source
         if takes_num(own.batch):
-            drawn: Batch = own.batch(seed, step, num=self.num)  # type: ignore[call-arg]
+            drawn = dataclasses.replace(own, batch=functools.partial(own.batch, num=self.num)).draw(seed, step)
             found = num_examples(drawn)
             if found != self.num:
                 raise UseError(
@@ -56,9 +57,11 @@ class Resized:
                     f"batch(0, 0) {usual}: batches of {self.num} are cut from batches of one size. Give "
                     "batch a third argument num and draw that many"
                 )
-            start, stop = max(first - place * usual, 0), min(last - place * usual, usual)
-            pieces.append(batch if stop - start == usual else take(see_inside(batch), slice(start, stop)))
-        return pieces[0] if len(pieces) == 1 else _joined(own, pieces)
+            pieces.append((batch, max(first - place * usual, 0), min(last - place * usual, usual)))
+        if len(pieces) > 1:
+            return _joined(own, pieces)
+        batch, start, stop = pieces[0]
+        return take(see_inside(batch), slice(start, stop))
 
 
 @dataclass(frozen=True)
@@ -97,22 +100,28 @@ def targets_per_example(workload: Workload) -> float:
     return targets_in(batch) / num_examples(batch)
 
 
-def _joined(workload: Workload, batches: list[Batch]) -> Batch:
-    """One batch of several. What has no row for each example, such as positions, is that of the first."""
-    numbers = [num_examples(batch) for batch in batches]
-    flat = [tree_flatten(see_inside(batch)) for batch in batches]
+def _joined(workload: Workload, pieces: list[tuple[Batch, int, int]]) -> Batch:
+    """One batch of the examples from start to stop of several batches of one size.
+
+    What has no row for each example, such as positions, is that of the first.
+    """
+    number = usual_batch(workload)
+    flat = [tree_flatten(see_inside(batch)) for batch, _, _ in pieces]
+    if any(structure != flat[0][1] for _, structure in flat):
+        raise UseError(
+            f"workload {workload.name!r}: its batches are not all made of the same things, so that they do "
+            "not go into one batch. Give batch a third argument num and draw that many"
+        )
     leaves = []
     for column in zip(*(values for values, _ in flat), strict=True):
-        rows = all(
-            isinstance(leaf, Tensor) and leaf.ndim and leaf.shape[0] == number
-            for leaf, number in zip(column, numbers, strict=True)
-        )
+        rows = all(isinstance(leaf, Tensor) and leaf.ndim and leaf.shape[0] == number for leaf in column)
         if rows and len({leaf.shape[1:] for leaf in column}) > 1:
             shapes = " and ".join(dict.fromkeys(str(tuple(leaf.shape)) for leaf in column))
             raise UseError(
                 f"workload {workload.name!r}: its batches have tensors of the shapes {shapes}, which do not "
                 "go into one batch. Pad them to one length, or give batch a third argument num"
             )
-        leaves.append(torch.cat(column) if rows else column[0])
+        cut = (leaf[start:stop] for leaf, (_, start, stop) in zip(column, pieces, strict=True)) if rows else ()
+        leaves.append(torch.cat([*cut]) if rows else column[0])
     joined: Batch = tree_unflatten(leaves, flat[0][1])
     return joined

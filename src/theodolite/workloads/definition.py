@@ -35,8 +35,8 @@ class Workload:
             same batch in every process, so that a run can be resumed. `inputs` is a tensor, a tuple
             (`model(*inputs)`), a dict (`model(**inputs)`), or an object with tensors in it, such as a
             dataclass (`model(inputs)`). Dimension 0 of the inputs is that of the examples. It may have a
-            third argument, `batch(seed, step, num)`, and draw `num` examples; otherwise other batch sizes are
-            cut from the stream of examples that these batches make.
+            third argument, `batch(seed, step, num=64)`, and draw `num` examples; otherwise other batch sizes
+            are cut from the stream of examples that these batches make.
         loss: `loss(logits, targets) -> scalar`, with the logits that `core.calling.logits` finds in the
             model's output. A loss of the whole output is `OutputLoss(loss)`, called as
             `loss(output, targets)`; one that calls the model itself is `ModelLoss(loss)`, called as
