@@ -60,6 +60,20 @@ def test_show_has_a_column_for_each_metric(tmp_path: Path, capsys: pytest.Captur
     assert second.split()[1:] == ["1", "finished", "2.5", "inf", "0.0"]
 
 
+def test_show_tells_runs_of_other_batches_and_tokens_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Ledger.open(tmp_path, name="batches", spec={}) as ledger:
+        for batch, tokens in ((16, 1600), (32, 3200)):
+            size = Size(64, 2, batch=batch, tokens=tokens)
+            ledger.append(Outcome(replace(RUN, size=size), "finished", 100, 1.5))
+    _, same, _, columns, _, first, second = said(capsys, "show", tmp_path).splitlines()
+    assert "none" not in same  # no rule for them, as everywhere
+    assert columns.split()[1:3] == ["batch", "planned_tokens"]
+    assert first.split()[1:3] == ["16", "1600"]
+    assert second.split()[1:3] == ["32", "3200"]
+
+
 def test_show_failed_prints_the_traceback_as_it_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     identity = replace(RUN, seed=46).identity
     shown = said(capsys, "show", folder, "--failed")

@@ -139,3 +139,14 @@ def test_a_table_has_the_mean_of_every_point(tmp_path):
     assert lines[0] == "optimizer,parameterization,width,depth,lr,held_out,seeds"
     assert lines[6] == "adamw,plan,64,4,0.0078125,2.0,3"
     assert len(lines) == 1 + 2 * len(ALL) * 8
+
+
+def test_a_table_tells_batches_and_tokens_apart(tmp_path):
+    at = [{"batch": batch, "planned_tokens": 10**6} for batch in (16, 32)]
+    rows = [row for one in at for row in rows_of(moving(0.0, 0.0), sizes=[BASE], exponents=[-8, -7], **one)]
+    spec = {**SPEC, "base": [64, 4, 16, 10**6]}
+    head, *lines = Sweep.of(rows, spec).save(tmp_path / "sweep.csv").read_text().splitlines()
+    assert head == "optimizer,parameterization,width,depth,batch,tokens,lr,held_out,seeds"
+    assert [line.split(",")[2:6] for line in lines] == [
+        ["64", "4", str(batch), "1000000"] for batch in (16, 16, 32, 32)
+    ]

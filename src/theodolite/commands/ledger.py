@@ -18,8 +18,8 @@ ledger_app = typer.Typer(
 
 SHOWN = 40
 """Runs that `show` lists, unless told otherwise."""
-COLUMNS = ["workload", "width", "depth", "optimizer", "parameterization"]
-COLUMNS += ["lr", "weight_decay", "seed", "steps"]
+COLUMNS = ["workload", "width", "depth", "batch", "planned_tokens", "optimizer", "parameterization"]
+COLUMNS += ["horizon", "lr", "weight_decay", "seed", "steps"]
 LedgerPath = Annotated[
     Path, typer.Argument(metavar="LEDGER", help="The folder of a study, or its ledger.sqlite.")
 ]
@@ -53,7 +53,8 @@ def ledger_show(
         return
     same = [name for name in COLUMNS if len({row.get(name) for row in rows}) == 1]
     if same:
-        print(", ".join(f"{name} {cell(rows[0][name])}" for name in same if rows[0].get(name) is not None))
+        said = [name for name in same if rows[0].get(name) not in (None, "none")]
+        print(", ".join(f"{name} {cell(rows[0][name])}" for name in said))
     others, metrics = [name for name in COLUMNS if name not in same], metrics_in(rows)
     lines = [
         (

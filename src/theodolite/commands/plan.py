@@ -141,8 +141,8 @@ def plan(
         raise UseError("--tokens is given without --base-tokens: say how many tokens lr was tuned with")
     if size in (base, base.network):
         raise UseError(
-            f"from {base} to {size} there is nothing to plan. Give --width or --depth to plan for, or "
-            "--base-width or --base-depth to plan from"
+            f"from {base} to {size} there is nothing to plan. Give --width, --depth, --batch or --tokens to "
+            "plan for, or --base-width or --base-depth to plan from"
         )
     if lr is None:
         raise UseError(f"--lr is missing: give the learning rate that is right at base size {base}")

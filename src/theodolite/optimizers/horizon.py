@@ -188,7 +188,8 @@ class Horizon:
             tokens, batch = (arguments.parse_number(text) for text in found.groups())
             return Horizon("power", tokens, batch, timescale)
         if rest[0] not in RATES or rest[0] == "power":
-            near = arguments.did_you_mean(rest[0], (*RATES, TIMESCALE))
+            known = arguments.did_you_mean(rest[0], (*RATES, TIMESCALE))
+            near = "" if rest[0].startswith("power") else known
             raise UseError(
                 f"horizon is {given!r}.{near} It is none, sde, timescale, sde+timescale, or "
                 "power(a, b) for a learning rate as tokens^-a·batch^b"

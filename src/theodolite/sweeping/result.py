@@ -142,16 +142,18 @@ class Sweep(Result):
     def table(self) -> Table:
         """The mean held-out loss, or metric, at every size and value."""
         others = list(self.families[0].others) if self.families else []
+        sizes = [curve.size for each in self.families for curve in each.curves]
+        said = [name for name in ("batch", "tokens") if any(getattr(size, name) for size in sizes)]
+        of_size = ("width", "depth", *said)
         rows = [
             (each.optimizer, each.parameterization, *each.others.values(), *size, *point)
             for each in self.families
             for curve in each.curves
-            for size in [(curve.size.width, curve.size.depth)]
+            for size in [[getattr(curve.size, name) for name in of_size]]
             for point in zip(curve.values, curve.means.tolist(), curve.num_seeds, strict=True)
         ]
         found = Criterion(self.metric).column
-        columns = ("optimizer", "parameterization", *others, "width", "depth", self.over, found, "seeds")
-        return Table(columns, rows)
+        return Table(("optimizer", "parameterization", *others, *of_size, self.over, found, "seeds"), rows)
 
     def blocks(self) -> Iterator[Block]:
         """For each family a table and what it says, then the best of all axes, then figures."""

@@ -6,12 +6,12 @@ width 64 to 1024 and from depth 2 to 32, and with the standard parameterization 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from theodolite.core.files import plain
 from theodolite.core.size import Size
 from theodolite.planning import Plan
 from theodolite.planning.parameterization import WITHOUT_FACTORY, plan_for, with_zero_readout
@@ -61,7 +61,7 @@ class CoordinateSetting(Setting):
 
     def about(self) -> dict[str, Any]:
         """The grid, and what is kept."""
-        grid = {name: value for name, value in dataclasses.asdict(self).items() if name != "small"}
+        grid = {name: value for name, value in plain(self).items() if name != "small"}
         return {**grid, "lr": LEARNING_RATES, "quantities": QUANTITIES}
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from theodolite.core.files import plain
 from theodolite.core.size import Size
 from theodolite.flows.maps import MapLoss
 from theodolite_studies.framework.study import Setting
@@ -76,7 +77,7 @@ class FlowMapSetting(Setting):
 
     def about(self) -> dict[str, Any]:
         """All of it, as sizes that JSON knows; seeds may be added."""
-        found = dataclasses.asdict(self)
+        found = plain(self)
         for name in ("small", "seeds", "image_seeds"):
             del found[name]
         return found

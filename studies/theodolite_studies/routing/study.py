@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from theodolite.core.batches import Batch, on_device
 from theodolite.core.building import evaluated, untouched_randomness
 from theodolite.core.examples import take
+from theodolite.core.files import plain
 from theodolite.core.size import Size
 from theodolite.fleet.program import Program
 from theodolite.fleet.run import Precision, Run
@@ -70,7 +71,7 @@ class RoutingSetting(Setting):
 
     def about(self) -> dict[str, Any]:
         """All of it; seeds and learning rates may be added."""
-        values = dataclasses.asdict(self)
+        values = plain(self)
         for name in ("small", "seeds", "exponents"):
             del values[name]
         return values | {name: [*values[name].values()] for name in ("size", "base")}
