@@ -30,6 +30,7 @@ PUBLISHED: Mapping[str, str] = {
     "sde": "√(m_B/m_D)",
     "power(0, 0.5)": "√batch alone",
     "power(0.28, 0.5)": "√batch, tokens^−0.28",
+    "power(0.3, 0.5)": "√batch, tokens^−0.3",
     "power(0.32, 0.5)": "√batch, tokens^−0.32",
 }
 """Rules to compare with, and what each does to the learning rate of AdamW."""
