@@ -38,7 +38,8 @@ class Resized:
         """The batch of a step: a pure function of seed and step."""
         own = self.source
         if takes_num(own.batch):
-            draw = functools.partial(own.batch, num=self.num)
+            draw: Callable[..., Batch] = own.batch
+            draw = functools.partial(draw, num=self.num)
             drawn = dataclasses.replace(own, batch=draw).draw(seed, step)
             found = num_examples(drawn)
             if found != self.num:
