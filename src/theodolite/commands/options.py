@@ -104,7 +104,7 @@ def sized(usual: Size, width: int | None, depth: int | None) -> Size:
     return dataclasses.replace(usual, **given)
 
 
-def target_of(text: str | None, start: Size) -> Size | None:
+def target_of(text: str | None, start: Size, option: str = "--to") -> Size | None:
     """The size of --to; width and depth that it does not name are those of `start`.
 
     >>> from theodolite import Size
@@ -114,11 +114,11 @@ def target_of(text: str | None, start: Size) -> Size | None:
     if text is None:
         return None
     names, example = ("width", "depth", "batch", "tokens"), "width=1024,batch=512,tokens=2e9"
-    given = pairs("--to", text.split(","), "NAME=N", example, parse_number)
+    given = pairs(option, text.split(","), "NAME=N", example, parse_number)
     for name, value in given.items():
         if name not in names:
-            raise UseError(f"--to {text}: a size has {', '.join(names)}, and no {name}")
-        given[name] = whole_tokens(f"--to {name}", value)
+            raise UseError(f"{option} {text}: a size has {', '.join(names)}, and no {name}")
+        given[name] = whole_tokens(f"{option} {name}", value)
     return dataclasses.replace(start, **given)
 
 
