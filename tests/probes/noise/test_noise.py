@@ -383,6 +383,21 @@ def test_a_mean_over_different_numbers_of_tokens_is_noted_and_a_loss_that_compar
         noise(net(), compared, (tokens, targets), microbatch=1)
 
 
+@pytest.mark.parametrize("summed", [False, True])
+def test_a_loss_that_draws_random_numbers_is_scaled_as_its_mean_or_sum(summed: bool) -> None:
+    # The gradient of an example is at − x − ε with ε of N(0, 1): the trace is 10 times that of x plus 1.
+    def loss(difference: Tensor, targets: object) -> Tensor:
+        each = (difference - torch.randn_like(difference)).square().sum(-1) / 2
+        return each.sum() if summed else each.mean()
+
+    inputs = torch.randn(4000, 10, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    found = noise(Place(torch.ones(10)), loss, (inputs, None))
+    assert found.notes == ()
+    assert found.whole.noise == pytest.approx(10 * 2, rel=0.25)
+    assert found.whole.signal == pytest.approx(10, rel=0.1)
+
+
 def test_what_cannot_be_measured_is_refused_with_the_reason() -> None:
     tokens, targets = sequences()
     with pytest.raises(UseError, match=r"no spread.*more examples"):
