@@ -391,7 +391,7 @@ def test_a_loss_that_draws_random_numbers_is_scaled_as_its_mean_or_sum(summed: b
         return each.sum() if summed else each.mean()
 
     inputs = torch.randn(4000, 10, generator=torch.Generator().manual_seed(0))
-    torch.manual_seed(0)
+    torch.manual_seed(1)
     found = noise(Place(torch.ones(10)), loss, (inputs, None))
     assert found.notes == ()
     assert found.whole.noise == pytest.approx(10 * 2, rel=0.25)

@@ -283,14 +283,21 @@ class _Passes:
                 f"the loss of a microbatch alone is 0, that of two together {together:.3g}: it compares the "
                 "examples of a batch, so they are not independent. Put what is compared into one example"
             )
-        again = float(evaluate(self.loss, self.model, some))
-        if again != together:  # it draws random numbers: which of the two is it closer to?
-            return abs(together - sum(losses)) < abs(together - mean)
+        if float(evaluate(self.loss, self.model, some)) != together:
+            return self._grows(pair)  # it draws random numbers
         self.notes.append(
             f"the loss of {number} examples, {together:.3g}, is not the mean over its halves, {mean:.3g}: "
             "here every microbatch counts by its examples"
         )
         return False
+
+    def _grows(self, pair: Batch) -> bool:
+        """Is the loss of a batch larger than that of a sixteenth, by more than chance would have it?"""
+        number = num_examples(pair)
+        fewer = max(1, number // 16)
+        part = take(pair, slice(0, fewer))
+        losses = [abs(float(evaluate(self.loss, self.model, one))) for one in (pair, part)]
+        return losses[0] > math.sqrt(number / fewer) * losses[1]
 
 
 def cut(pair: Any, examples: int) -> Iterator[Batch]:
