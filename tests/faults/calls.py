@@ -113,6 +113,17 @@ def _tracked(model: nn.Module) -> Any:
     return [row.values for row in tracking.rows]
 
 
+def _metered(model: nn.Module) -> Any:
+    with probes.NoiseMeter(model.eval(), examples=UNITS // 2) as meter:
+        for _ in range(3):
+            for half in (slice(0, None, 2), slice(1, None, 2)):
+                with torch.autocast("cpu", enabled=False):
+                    LOSS(model(BATCH[0][half]), BATCH[1][half]).backward()
+            meter.step()
+            model.zero_grad()
+    return meter.result()
+
+
 def _amplified(model: nn.Module) -> Any:
     return probes.amplification(model, BATCH[0]).record(0)
 
@@ -325,6 +336,7 @@ OTHERS: dict[str, Call] = {
     "DriftAdjusted": _drift_adjusted,
     "cancel_interaction": _cancelled,
     "NormalizedSmoothness": _stepped(lambda model: NormalizedSmoothness(model, LOSS)),
+    "NoiseMeter": _metered,
     "SafeStep": _stepped(lambda model: SafeStep(_sgd(model, 100.0), model, LOSS)),
     "Muon": _stepped(lambda model: Muon(_matrices(model), lr=0.1)),
     "SpectralSphere": _stepped(lambda model: SpectralSphere(_matrices(model), lr=0.1)),

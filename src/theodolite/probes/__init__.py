@@ -20,6 +20,7 @@ from theodolite.probes.features.near_collapse import CentralPath, NearCollapse
 from theodolite.probes.gains.decay import Decay, decay
 from theodolite.probes.gains.preconditioning import Preconditioning, preconditioning
 from theodolite.probes.gains.scale_vectors import Amplification, amplification
+from theodolite.probes.noise.meter import NoiseMeter
 from theodolite.probes.noise.noise import noise
 from theodolite.probes.noise.result import Noise, TensorNoise
 from theodolite.probes.scaling.assumptions import Assumptions, assumptions
@@ -56,7 +57,7 @@ __all__ += ["Amplification", "Preconditioning", "amplification", "preconditionin
 # the residual stream
 __all__ += ["Stream", "StreamAlong", "StreamHistory", "stream", "stream_history"]
 # the noise of gradients
-__all__ += ["Noise", "TensorNoise", "noise"]
+__all__ += ["Noise", "NoiseMeter", "TensorNoise", "noise"]
 # what was learned
 __all__ += ["Fourier", "FourierWinners", "fourier", "fourier_winners"]
 __all__ += ["CentralPath", "ClassGeometry", "Collapse", "NearCollapse", "collapse"]
