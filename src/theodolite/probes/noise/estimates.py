@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,8 +29,8 @@ from torch import Tensor
 
 DRAWS = 1000
 LEVEL = 0.95
-COLUMNS = 2**18
-"""Entries of a tensor whose products are taken at a time."""
+COLUMNS = 2**15
+"""Entries of a tensor whose products are taken at a time: those of 32 gradients fit into a cache."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,21 @@ def _paired(counts: Tensor, products: Tensor) -> Tensor:
     return ((counts @ (products - own.diag())) * counts).sum(1) + counts @ own
 
 
+@dataclass
+class _Fold:
+    """Sums over some units."""
+
+    sums: list[Tensor]
+    """`Σ b_u G_u` over `scale`, by tensor."""
+    scale: int
+    units: int
+    examples: int
+    own: int
+    """`Σ b_u²`."""
+    squares: list[Tensor] = field(default_factory=list)
+    """`Σ b_u |G_u|²` and `Σ b_u² |G_u|²` by tensor, (T,); none for one unit, whose products have them."""
+
+
 class FoldSums:
     """Adds up gradients of units in at most so many folds. A unit that is alone in its fold is not copied.
 
@@ -129,82 +144,70 @@ class FoldSums:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.units: list[int] = []
-        self.examples: list[int] = []
-        self._own: list[int] = []
-        self._sums: list[list[Tensor]] = []
-        self._scales: list[int] = []
-        """What the sums of each fold are still to be multiplied by."""
-        self._squares: list[Tensor] = []
-        """|G_u|² by tensor, (T,), of each unit; on the device."""
-        self._sizes: list[int] = []
-
-    def __len__(self) -> int:
-        return len(self._sizes)
+        self.units = 0
+        self._folds: list[_Fold] = []
 
     def add(self, gradients: Sequence[Tensor], examples: int) -> None:
         """Add one unit: its mean gradient by tensor. The tensors are kept; nobody may change them."""
-        at = len(self) % self.most
-        self._squares.append(squares(gradients))
-        self._sizes.append(examples)
-        if at == len(self._sums):
-            self._sums.append(list(gradients))
-            self._scales.append(examples)
-            self.units.append(1)
-            self.examples.append(examples)
-            self._own.append(examples**2)
+        at = self.units % self.most
+        self.units += 1
+        if at == len(self._folds):
+            self._folds.append(_Fold(list(gradients), examples, 1, examples, examples**2))
             return
-        if self.units[at] == 1:
-            self._sums[at] = [
-                self._scales[at] * one.to(torch.promote_types(one.dtype, torch.float32))
-                for one in self._sums[at]
-            ]
-            self._scales[at] = 1
-        for total, one in zip(self._sums[at], gradients, strict=True):
+        fold = self._folds[at]
+        if fold.units == 1:
+            own = squares(fold.sums)
+            fold.squares = [fold.scale * own, fold.scale**2 * own]
+            fold.sums = [fold.scale * one.to(_wide(one.dtype)) for one in fold.sums]
+            fold.scale = 1
+        own = squares(gradients)
+        fold.squares = [fold.squares[0] + examples * own, fold.squares[1] + examples**2 * own]
+        for total, one in zip(fold.sums, gradients, strict=True):
             total.add_(one, alpha=examples)
-        self.units[at] += 1
-        self.examples[at] += examples
-        self._own[at] += examples**2
-
-    def by_unit(self) -> Tensor:
-        """|G_u|², (units, T), float64 on the CPU."""
-        return torch.stack(self._squares).double().cpu()
+        fold.units += 1
+        fold.examples += examples
+        fold.own += examples**2
 
     def moments(self, group: Any = None) -> Moments:
         """What estimates are made of; over the units of all processes of a group."""
-        folds = len(self._sums)
-        number, device = len(self._sums[0]), self._sums[0][0].device
-        scales = torch.tensor(self._scales, dtype=torch.float64)
-        products = []
-        for at in range(number):
-            flat = [fold[at].reshape(-1) for fold in self._sums]
-            wide = torch.promote_types(flat[0].dtype, torch.float32)
-            if device.type == "cuda":
-                wide = torch.float64  # products in float32 may be rounded to 10 bits there
-            total: Tensor = torch.zeros((), dtype=torch.float64)
-            for start in range(0, flat[0].numel(), COLUMNS):
-                rows = torch.stack([one[start : start + COLUMNS].to(wide) for one in flat])
-                rows = gathered(rows * scales.to(rows)[:, None] if group is not None else rows, group)
-                total = total + (rows @ rows.T).double().cpu()
-            products.append(total if group is not None else total * scales[:, None] * scales)
-        sizes = torch.tensor(self._sizes, dtype=torch.float64)
-        fold = torch.arange(len(self)) % self.most
-        each = self.by_unit() * sizes[:, None]
-        numbers = torch.zeros(folds, 2 * number + 3, dtype=torch.float64)
-        numbers[:, :number].index_add_(0, fold, each)
-        numbers[:, number : 2 * number].index_add_(0, fold, each * sizes[:, None])
-        for column, values in enumerate((self.examples, self.units, self._own)):
-            numbers[:, 2 * number + column] = torch.tensor(values, dtype=torch.float64)
-        every = gathered(numbers.to(device), group).cpu()
-        square, own = every[:, :number].T, every[:, number : 2 * number].T
-        examples, units, pairs = every[:, -3], every[:, -2], every[:, -1]
-        made = torch.stack(products)
+        number, device = len(self._folds[0].sums), self._folds[0].sums[0].device
+        products = torch.stack(
+            [self._products([fold.sums[at] for fold in self._folds], group) for at in range(number)]
+        )
+        zero = torch.zeros(2, number, dtype=torch.float64, device=device)
+        numbers = torch.tensor(
+            [[fold.examples, fold.units, fold.own] for fold in self._folds],
+            dtype=torch.float64,
+            device=device,
+        )
+        own = torch.stack([torch.stack(fold.squares) if fold.squares else zero for fold in self._folds])
+        examples, units, pairs = gathered(numbers, group).cpu().T
+        own = gathered(own, group).cpu()
+        diagonal, alone = products.diagonal(dim1=1, dim2=2).clone(), units == 1
         # The products of a unit with itself are no estimate of |g|².
-        diagonal = torch.where(units == 1, 0.0, made.diagonal(dim1=1, dim2=2) - own)
-        made.diagonal(dim1=1, dim2=2).copy_(diagonal)
+        products.diagonal(dim1=1, dim2=2).copy_(torch.where(alone, 0.0, diagonal - own[:, 1].T))
         among = torch.outer(examples, examples)
         among.diagonal().copy_(examples.square() - pairs)
-        return Moments(made, square, examples, among, units)
+        return Moments(products, torch.where(alone, diagonal / examples, own[:, 0].T), examples, among, units)
+
+    def _products(self, tensors: Sequence[Tensor], group: Any) -> Tensor:
+        """The inner products of one tensor's sums in all folds, (J, J)."""
+        flat = [one.reshape(-1) for one in tensors]
+        scales = torch.tensor([fold.scale for fold in self._folds], dtype=torch.float64)
+        wide = _wide(flat[0].dtype)
+        if flat[0].is_cuda:
+            wide = torch.float64  # products in float32 may be rounded to 10 bits there
+        columns = COLUMNS if group is None and not flat[0].is_cuda else 32 * COLUMNS
+        total: Tensor = torch.zeros((), dtype=torch.float64)
+        buffer: Tensor | None = None  # memory that is used again costs less than new memory
+        for start in range(0, flat[0].numel(), columns):
+            parts = [one[start : start + columns].to(wide) for one in flat]
+            if buffer is None or buffer.shape[1] != len(parts[0]):
+                buffer = parts[0].new_empty(len(parts), len(parts[0]))
+            rows = torch.stack(parts, out=buffer)
+            rows = rows if group is None else gathered(rows * scales.to(rows)[:, None], group)
+            total = total + (rows @ rows.T).double().cpu()
+        return total if group is not None else total * scales[:, None] * scales
 
 
 @torch.no_grad()

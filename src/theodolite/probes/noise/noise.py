@@ -56,6 +56,9 @@ UNITS = 32
 FEWEST, MOST_BYTES = 8, 2**30
 """Gradients that are kept: fewer than `UNITS` if they take more memory than this, but not fewer than that."""
 
+COMPARED = 8
+"""Examples on which the loss of a batch is compared with those of its halves, at most."""
+
 
 @on_all_ranks
 @exclusive()
@@ -117,6 +120,7 @@ def noise(
     passes = _Passes(unwrap(model), own, tensors, roots, each, max(2, kept // processes))
     together(model, lambda: passes.run(batches, examples, progress or silent))
     moments = passes.sums.moments(group)
+    _refuse_infinite(moments, list(tensors))
     units, total = int(moments.units.sum()), int(moments.examples.sum())
     largest, step = (
         int(one)
@@ -198,6 +202,17 @@ def in_metric(gradient: Tensor, root: Tensor | float) -> Tensor:
     return gradient * root
 
 
+def _refuse_infinite(moments: Moments, names: Sequence[str]) -> None:
+    finite = moments.squares.isfinite()
+    if not bool(finite.all()):
+        at, fold = (int(one) for one in (~finite).nonzero()[0])
+        where = f"in microbatch {fold}" if bool((moments.units == 1).all()) else "in some microbatch"
+        raise UseError(
+            f"the gradient of {names[at]} is not finite {where}. Look at its inputs and targets, at the "
+            "weights, and for operations that overflow"
+        )
+
+
 def _moves(root: Tensor | float) -> bool:
     return isinstance(root, Tensor) or root > 0
 
@@ -237,13 +252,6 @@ class _Passes:
                     self.sums.add(self._gradients(part), num_examples(part))
                 done += num_examples(pair)
                 tell("gradients", done / examples)
-        finite = self.sums.by_unit().isfinite()
-        if not bool(finite.all()):
-            unit, at = (int(one) for one in (~finite).nonzero()[0])
-            raise UseError(
-                f"the gradient of {list(self.tensors)[at]} is not finite in microbatch {unit}. Look at its "
-                "inputs and targets, at the weights, and for operations that overflow"
-            )
 
     def _gradients(self, part: Batch) -> list[Tensor]:
         """The mean gradient over the examples of a microbatch, times √P."""
@@ -262,7 +270,7 @@ class _Passes:
     @torch.no_grad()
     def _sums(self, pair: Batch) -> bool:
         """Is the loss of a batch the sum over its examples? If it is neither that nor their mean, a note."""
-        some = take(pair, slice(0, 2 * self.microbatch))
+        some = take(pair, slice(0, min(2 * self.microbatch, COMPARED)))
         number = num_examples(some)
         if number < 2:
             return False
