@@ -98,7 +98,9 @@ def test_it_is_a_note_only_if_the_critical_batch_is_surely_four_times_the_batch(
 ) -> None:
     judged = judge(planted(12, 10, 14), TRAINED, found)
     assert judged.level == level
-    assert judged.sentence.endswith("At the start the critical batch is 12; it grows during training.")
+    assert judged.sentence.endswith(
+        "At the start the critical batch is 12. Over a training it usually grows."
+    )
     if not found.known:
         assert "cannot be told from 0" in judged.sentence
         if level == "ok":

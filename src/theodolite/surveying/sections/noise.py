@@ -1,8 +1,8 @@
 """How large a batch is worth it, at the start of training and after a few steps?
 
-The critical batch grows during training, often by orders of magnitude, as the mean gradient fades and the
-noise does not. So a batch that is too small after a few steps is too small later on, which is worth a note,
-and one that is too large then may be right later, which is not.
+The critical batch usually grows during training, often by orders of magnitude, as the mean gradient fades and
+the noise does not. So a batch that is too small after a few steps is too small later on, which is worth a
+note, and one that is too large then may be right later, which is not.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ BATCH = Check(
     "TH801",
     "Noise and batch size",
     "Up to the critical batch, twice the batch nearly halves the steps to the same loss; far beyond it, more "
-    "examples in a step are wasted. It does not depend on the size of the network as such, but grows during "
-    "training.",
+    "examples in a step are wasted. It is small in the first steps, and usually grows during training.",
 )
 BELOW = 4.0
 """The batch is worth a note if the critical batch is surely more than this many times as large."""
@@ -85,11 +84,11 @@ def judge(start: Noise, trained: ShortTraining | str, after: Noise | None) -> Fi
         before = f"is {_few(start.critical)}" if start.critical and start.known else "is not known"
         sentence = (
             f"After {counted(len(trained.losses), 'step')} of AdamW, {_inside(found.sentence)} At the start "
-            f"the critical batch {before}; it grows during training."
+            f"the critical batch {before}. Over a training it usually grows."
         )
     else:
         numbers_of_training = {"after a few steps": f"not measured: {trained}"}
-        sentence = f"At the start, {_inside(found.sentence)} It grows during training."
+        sentence = f"At the start, {_inside(found.sentence)} Over a training it usually grows."
     numbers: dict[str, Value] = {
         "examples in a step": found.batch,
         "critical batch": found.critical,
