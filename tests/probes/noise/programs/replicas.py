@@ -24,9 +24,9 @@ def batch(step: int, part: int) -> tuple[Tensor, Tensor]:
 
 def trained(rank: int, accumulated: int, *, replicated: bool, adam: bool) -> Noise:
     torch.manual_seed(0)
-    model: nn.Module = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
-    if replicated:
-        model = DistributedDataParallel(model)
+    plain = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+    replicas = DistributedDataParallel(plain) if replicated else None
+    model = replicas or plain
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     with NoiseMeter(model, examples=B, optimizer=optimizer if adam else None) as meter:
         for step in range(STEPS):
@@ -34,7 +34,7 @@ def trained(rank: int, accumulated: int, *, replicated: bool, adam: bool) -> Noi
             mine = [part for part in parts if not replicated or part % 2 == rank]
             for part in mine:
                 last = part == mine[-1]
-                waiting = model.no_sync() if replicated and not last else contextlib.nullcontext()
+                waiting = contextlib.nullcontext() if replicas is None or last else replicas.no_sync()
                 inputs, targets = batch(step, part)
                 with waiting:
                     (F.cross_entropy(model(inputs), targets) / len(mine)).backward()
