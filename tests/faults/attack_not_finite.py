@@ -210,7 +210,7 @@ def _spoilt_surveys(count: int, folder: Path) -> Iterator[str | None]:
         yield None if fault is None else f"{section}, {poison}: {fault}"
 
 
-VALUES = ("stream", "coordinates", "spectral", "curvature", "transfer", "steps", "depth", "collapse")
+VALUES = ("stream", "coordinates", "spectral", "curvature", "transfer", "steps", "depth", "noise", "collapse")
 """Sections that measure on data."""
 
 

@@ -113,6 +113,17 @@ def _tracked(model: nn.Module) -> Any:
     return [row.values for row in tracking.rows]
 
 
+def _metered(model: nn.Module) -> Any:
+    with probes.NoiseMeter(model.eval(), examples=UNITS // 2) as meter:
+        for _ in range(3):
+            for half in (slice(0, None, 2), slice(1, None, 2)):
+                with torch.autocast("cpu", enabled=False):
+                    LOSS(model(BATCH[0][half]), BATCH[1][half]).backward()
+            meter.step()
+            model.zero_grad()
+    return meter.result()
+
+
 def _amplified(model: nn.Module) -> Any:
     return probes.amplification(model, BATCH[0]).record(0)
 
@@ -286,6 +297,7 @@ PROBES: dict[str, Call] = {
     "game_drift": _game_drift,
     "hessian": _operator,
     "landscape": lambda model: probes.landscape(model, LOSS, BATCH, dimensions=1, num=5),
+    "noise": lambda model: probes.noise(model, LOSS, BATCH),
     "optimizer_step": lambda model: probes.optimizer_step(_sgd(_with_gradients(model)), model),
     "outliers": lambda model: probes.outliers(model, LOSS, BATCH, most=4, parameters="head.*"),
     "path": _path,
@@ -324,6 +336,7 @@ OTHERS: dict[str, Call] = {
     "DriftAdjusted": _drift_adjusted,
     "cancel_interaction": _cancelled,
     "NormalizedSmoothness": _stepped(lambda model: NormalizedSmoothness(model, LOSS)),
+    "NoiseMeter": _metered,
     "SafeStep": _stepped(lambda model: SafeStep(_sgd(model, 100.0), model, LOSS)),
     "Muon": _stepped(lambda model: Muon(_matrices(model), lr=0.1)),
     "SpectralSphere": _stepped(lambda model: SpectralSphere(_matrices(model), lr=0.1)),
@@ -351,6 +364,7 @@ UNCHANGED = (
     "groups",
     "hessian",
     "landscape",
+    "noise",
     "path",
     "preconditioning",
     "profile",

@@ -138,6 +138,7 @@ PROBES: dict[str, Callable[[nn.Module, Any, Any], object]] = {
     "trace": lambda *given: probes.trace(*given).value,
     "radius": lambda *given: probes.radius(*given, sharpness=True).value,
     "profile": lambda *given: probes.profile(*given, lengths=[0.1, 1.0]).lowest,
+    "noise": lambda *given: probes.noise(*given, microbatch=2).whole.noise,
     "SafeStep": step_safely,
     "DriftAdjusted": adjust,
 }

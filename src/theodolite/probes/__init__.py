@@ -20,6 +20,9 @@ from theodolite.probes.features.near_collapse import CentralPath, NearCollapse
 from theodolite.probes.gains.decay import Decay, decay
 from theodolite.probes.gains.preconditioning import Preconditioning, preconditioning
 from theodolite.probes.gains.scale_vectors import Amplification, amplification
+from theodolite.probes.noise.meter import NoiseMeter
+from theodolite.probes.noise.noise import noise
+from theodolite.probes.noise.result import Noise, TensorNoise
 from theodolite.probes.scaling.assumptions import Assumptions, assumptions
 from theodolite.probes.scaling.coordinates import Coordinates, Slope, coordinates
 from theodolite.probes.scaling.first_steps import Track
@@ -53,6 +56,8 @@ __all__ += ["Barrier", "LossPath", "path"]
 __all__ += ["Amplification", "Preconditioning", "amplification", "preconditioning", "Decay", "decay"]
 # the residual stream
 __all__ += ["Stream", "StreamAlong", "StreamHistory", "stream", "stream_history"]
+# the noise of gradients
+__all__ += ["Noise", "NoiseMeter", "TensorNoise", "noise"]
 # what was learned
 __all__ += ["Fourier", "FourierWinners", "fourier", "fourier_winners"]
 __all__ += ["CentralPath", "ClassGeometry", "Collapse", "NearCollapse", "collapse"]
