@@ -140,9 +140,9 @@ def bootstrap(
         theta, value = _from_each(law, log_loss, weights[begin : begin + chunk], pair)
         some = np.flatnonzero(value.max(1) > value.min(1) * (1 + REACHED) + 1e-9 * num)
         best = theta[np.arange(len(theta)), value.argmin(1)]
-        for row in some:  # from everywhere
-            theta, value = _from_each(law, log_loss, weights[begin + row][None], every)
-            best[row] = theta[0, value[0].argmin()]
+        if len(some):
+            theta, value = _from_each(law, log_loss, weights[begin + some], every)
+            best[some] = theta[np.arange(len(some)), value.argmin(1)]
         found.append(best)
         if progress is not None:
             done = begin + len(best)
