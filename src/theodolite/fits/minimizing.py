@@ -27,13 +27,13 @@ REACHED = 1e-4
 """A start has reached the optimum if its objective is at most this much above it, relatively."""
 RTOL = 1e-13
 """Relative change of the objective below which a step is no progress."""
-RTOL_OF_DRAWS = 1e-9
+RTOL_OF_DRAWS = 1e-6
 """The same in the bootstrap, where draws differ far more."""
 RTOL_OF_FACTORS = 1e-6
 """The same for the factors at given exponents, from where all constants move on."""
 PATIENCE = 6
 """Steps without progress, or refused at a damping above 1, after which a row has converged."""
-MOST_STEPS = 500
+MOST_STEPS, MOST_STEPS_OF_DRAWS = 500, 150
 SOFTER, HARDER = 1 / 5, 8.0
 """Factors on the damping after a step that was taken, and after one that was refused."""
 LEAST_DAMPING, MOST_DAMPING = 1e-4, 1e6
@@ -154,12 +154,26 @@ def _from_each(law: Law, log_loss: Array, weights: Array, starts: Array) -> tupl
     """For each row of weights the end of the search from each start: θ (rows, starts, P), values."""
     rows, num = len(weights), len(starts)
     repeated = np.repeat(weights, num, axis=0)
-    theta, value = descend(law, log_loss, repeated, np.tile(starts, (rows, 1)), RTOL_OF_DRAWS)
+    theta, value = descend(
+        law,
+        log_loss,
+        repeated,
+        np.tile(starts, (rows, 1)),
+        RTOL_OF_DRAWS,
+        most_steps=MOST_STEPS_OF_DRAWS,
+    )
     return theta.reshape(rows, num, -1), value.reshape(rows, num)
 
 
 def descend(
-    law: Law, log_loss: Array, weights: Array, starts: Array, rtol: float, *, only: int | None = None
+    law: Law,
+    log_loss: Array,
+    weights: Array,
+    starts: Array,
+    rtol: float,
+    *,
+    only: int | None = None,
+    most_steps: int = MOST_STEPS,
 ) -> tuple[Array, Array]:
     """Minimise every row from its own start, within the bounds: (θ, values).
 
@@ -175,7 +189,7 @@ def descend(
     residual = predicted - log_loss
     value = _huber(residual, weights)[0]
     damping, idle, rows = np.ones(num), np.zeros(num, dtype=np.intp), np.arange(num)
-    for _ in range(MOST_STEPS):
+    for _ in range(most_steps):
         at, counts = theta[rows], weights[rows]
         along = _step(law, at, residual[rows], derivative[rows], counts, damping[rows], moving)
         tried = np.clip(at + along, law.low, law.high)
