@@ -33,7 +33,7 @@ RTOL_OF_FACTORS = 1e-6
 """The same for the factors at given exponents, from where all constants move on."""
 PATIENCE = 6
 """Steps without progress, or refused at a damping above 1, after which a row has converged."""
-MOST_STEPS, MOST_STEPS_OF_DRAWS = 500, 150
+MOST_STEPS, MOST_STEPS_OF_DRAWS, MOST_STEPS_OF_FACTORS = 500, 150, 50
 SOFTER, HARDER = 1 / 5, 8.0
 """Factors on the damping after a step that was taken, and after one that was refused."""
 LEAST_DAMPING, MOST_DAMPING = 1e-4, 1e6
@@ -104,7 +104,9 @@ def with_best_factors(law: Law, log_loss: Array, shapes: Array) -> Array:
     even = np.full((len(shapes), num_terms), np.exp(log_loss.mean()) / num_terms)
     weights = np.ones((len(shapes), len(log_loss)))
     begin = np.concatenate([even, shapes], axis=1)
-    return descend(law, log_loss, weights, begin, RTOL_OF_FACTORS, only=num_terms)[0]
+    return descend(
+        law, log_loss, weights, begin, RTOL_OF_FACTORS, only=num_terms, most_steps=MOST_STEPS_OF_FACTORS
+    )[0]
 
 
 def bootstrap(

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from theodolite.core.arguments import positive
+from theodolite.core.arguments import did_you_mean, positive
 from theodolite.core.errors import UseError
 from theodolite.fits.minimizing import Array
 from theodolite.present.text import counted, listed, number
@@ -62,8 +62,9 @@ def recipe(
         chosen = [row for row in chosen if row["optimizer"] == optimizer]
     for name, value in where.items():
         if rows and not any(name in row for row in rows):
-            raise UseError(f"where {name}={value}: the ledger has no column {name!r}")
-        chosen = [row for row in chosen if row.get(name) == value or str(row.get(name)) == str(value)]
+            near = did_you_mean(name, {column for row in rows for column in row})
+            raise UseError(f"where {name}={value}: the ledger has no column {name!r}.{near}")
+        chosen = [row for row in chosen if _same(row.get(name), value)]
     if not any(row["status"] == "finished" for row in chosen):
         return []
     kinds: dict[str, dict[str, Any]] = {}
@@ -214,6 +215,14 @@ def rises(runs: Sequence[SizedRun]) -> str | None:
         f"its loss rises with size, from {number(means[best], 4)} at {counted(best, 'parameter')} to "
         f"{number(means[largest], 4)} at {counted(largest, 'parameter')}: no scaling law falls through that"
     )
+
+
+def _same(value: Any, wanted: Any) -> bool:
+    """Are they equal, also if one is a text as from a command line?"""
+    try:
+        return str(value) == str(wanted) or float(value) == float(wanted)
+    except (TypeError, ValueError):
+        return False
 
 
 def _losses_by_rate(rows: Iterable[Row]) -> dict[tuple[Network, int], dict[float, float]]:
