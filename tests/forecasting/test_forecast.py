@@ -8,6 +8,7 @@ from scipy import optimize
 
 import theodolite as th
 from theodolite import Size, UseError
+from theodolite.core.size import rounded
 from theodolite.fleet.ledger import Ledger
 
 from .worlds import (
@@ -51,7 +52,7 @@ def test_the_rate_is_the_one_that_is_best_at_the_larger_sizes(made, ledger):
     assert made.lr == BEST
     assert {run.loss for run in made.runs} < {row["held_out"] for row in Ledger.read(ledger).rows()}
     assert len(made.runs) == 2 * len(WIDTHS) * len(STEPS)
-    assert not any("better by" in note for note in made.notes)
+    assert not any("better by" in note or "were too" in note for note in made.notes)
 
 
 def test_at_another_rate_it_is_the_loss_at_that_rate(ledger):
@@ -85,6 +86,7 @@ def test_the_best_split_of_the_flop_is_where_a_search_on_the_fitted_law_finds_it
     assert split.parameters.value * split.tokens.value == pytest.approx(product)
     assert split.loss.value == pytest.approx(best.fun, rel=1e-6)
     assert split.loss.value <= made.loss.value
+    assert f"best split of the FLOP: {rounded(round(split.parameters.value))} (" in str(made)
 
 
 def test_standard_runs_are_forecast_at_the_rate_of_the_smallest_and_at_their_own(made):
@@ -136,6 +138,16 @@ def test_a_law_of_another_form_gets_an_interval_that_still_holds_the_truth(tmp_p
     made = th.forecast(path, TARGET, draws=100)
     assert made.coverage.factor > 1.3
     assert made.loss.low < bent(parameters(128), TARGET.tokens) < made.loss.high
+
+
+def test_held_out_forecasts_that_are_all_too_high_are_said(tmp_path):
+    def faster(num, tokens):
+        return 3 - 0.02 * math.log10(num * tokens / 1e6) ** 2
+
+    path = known_ledger(tmp_path / "faster", law=faster, rates=(BEST,), noise=0.0005)
+    made = th.forecast(path, TARGET, draws=50)
+    assert any("of the held-out forecasts were too high" in note for note in made.notes)
+    assert made.loss.value > faster(parameters(128), TARGET.tokens)
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,19 @@ def test_held_out_runs_are_larger_than_all_that_their_law_has_seen():
     missed = coverage_of(shifted, "chinchilla")
     assert missed.raw < found.raw
     assert missed.factor > 5
+    assert missed.bias < -0.02
+
+
+def test_a_law_whose_forecasts_are_all_too_high_is_noticed():
+    def faster(num, tokens):
+        """Ever faster, as at the start of training."""
+        return 3 - 0.01 * math.log10(num * tokens / 1e9) ** 2
+
+    runs, _ = sized_runs(faster, noise=0.0005)
+    found = coverage_of(runs, "chinchilla")
+    assert found.one_sided > 0.95
+    assert found.bias > 0.005
+    assert found.raw < 0.5
 
 
 def test_too_few_sizes_for_a_held_out_forecast_are_none():

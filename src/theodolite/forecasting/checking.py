@@ -98,8 +98,8 @@ class ForecastCheck(Result):
         yield from (f"! {note}" for note in self.notes)
         first = min(run.ended for run in self.runs)
         yield (
-            f"The forecast was made {self.date} (sha256 {self.digest[:16]}) and is as it was written; the "
-            f"first of these runs ended {first}."
+            f"Forecast made {self.date}, not edited since (sha256 {self.digest[:16]}).\n"
+            f"The first of these runs ended {first}."
         )
 
 

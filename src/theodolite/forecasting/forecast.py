@@ -22,6 +22,9 @@ from theodolite.fleet.ledger import Ledger
 from theodolite.forecasting.law import (
     FEWEST_CELLS,
     FEWEST_FORECASTS,
+    ONE_SIDED,
+    SELDOM,
+    Coverage,
     ScaleLaw,
     coverage_of,
     law_of,
@@ -125,7 +128,8 @@ def forecast(
     at = _Target(parameters, target.tokens, flop, rate)
     alternatives: list[Alternative] = []
     more: list[str] = []
-    for found in (_compute_optimal(law, at, coverage.factor), *_standard(rows, optimizer, where, costs, at)):
+    split = _compute_optimal(law, at, coverage.factor)
+    for found in (split, *_outside(split, runs), *_standard(rows, optimizer, where, costs, at)):
         if isinstance(found, str):
             more.append(found)
         else:
@@ -233,7 +237,7 @@ def _notes(
     rate: float,
     lr: float | None,
     flop: float,
-    coverage: Any,
+    coverage: Coverage,
     target: Size,
 ) -> list[str]:
     """What the reader should know before believing it."""
@@ -251,6 +255,14 @@ def _notes(
         found.append(
             f"The target is {number(extrapolation)} times the largest run; the forecasts that were checked "
             f"reach {number(coverage.reach)} times."
+        )
+    missed = coverage.num_cells >= FEWEST_CELLS and coverage.raw < SELDOM
+    if missed and coverage.one_sided >= ONE_SIDED:
+        side, moves = ("high", "faster") if coverage.bias > 0 else ("low", "more slowly")
+        found.append(
+            f"{coverage.one_sided:.0%} of the held-out forecasts were too {side}, by "
+            f"{abs(coverage.bias):.1%} on average: the loss falls {moves} than this form of law can. Expect "
+            "the same of this forecast; longer or larger runs would tell."
         )
     better = better_rate_at_largest(planned, rate)
     if better is not None:
@@ -280,6 +292,19 @@ def _compute_optimal(law: ScaleLaw, at: _Target, factor: float) -> Alternative |
         return "The best split of the budget is not known: one of the two terms of the law is not seen."
     loss = law.forecast(parameters.value, tokens.value, at.flop).widened(factor)
     return Alternative("best split of the FLOP", parameters, tokens, loss)
+
+
+def _outside(split: Alternative | str, runs: Sequence[SizedRun]) -> list[str]:
+    """Says so if the best split is smaller or shorter than any run, where the law was never seen."""
+    if isinstance(split, str):
+        return []
+    small, short = min(run.parameters for run in runs), min(run.tokens for run in runs)
+    if split.parameters.value >= small and split.tokens.value >= short:
+        return []
+    return [
+        f"The best split has fewer parameters or tokens than any run ({small:,} and {short:,} at least): the "
+        "law was never seen there. Add smaller or shorter runs."
+    ]
 
 
 def _standard(

@@ -29,6 +29,9 @@ MOST_ORIGINS = 6
 DRAWS_OF_ORIGIN = 100
 FEWEST_FORECASTS = 20
 """Fewer held-out forecasts cannot tell 95 % from less."""
+ONE_SIDED, SELDOM = 0.9, 0.85
+"""If so many forecasts are all too high, or all too low, and fewer than the second share lie inside, the law
+has another form. The first alone is not enough: forecasts of one law share its error."""
 FEWEST_CELLS = 4
 """Held-out sizes; seeds of one size are missed together."""
 OFF_RAY = 1.5
@@ -82,6 +85,10 @@ class Coverage:
     """The same share with intervals widened by what the other sizes need."""
     reach: float
     """The largest factor in FLOP between a forecast run and the largest that its law had seen."""
+    bias: float
+    """The mean of log(forecast/actual): 0.01 is one per cent too high."""
+    one_sided: float
+    """The share of the forecasts that are off to the side of the bias."""
 
     @property
     def enough(self) -> bool:
@@ -225,6 +232,8 @@ class _HeldOut:
     distance: float
     """See `Interval.distance`."""
     reach: float
+    off: float
+    """log(forecast/actual)."""
 
 
 def coverage_of(
@@ -238,13 +247,14 @@ def coverage_of(
     held_out = list(_rolling(runs, form, seed, progress))
     distances = np.array([one.distance for one in held_out])
     if not len(distances):
-        return Coverage(0, 0, math.nan, 1.0, math.nan, math.nan)
+        return Coverage(0, 0, math.nan, 1.0, math.nan, math.nan, math.nan, math.nan)
     cells = {one.cell for one in held_out}
     inside = []
     for cell in cells:
         others = np.array([one.distance for one in held_out if one.cell != cell])
         factor = needed_factor(others) if len(others) else 1.0
         inside += [one.distance <= factor for one in held_out if one.cell == cell]
+    off = np.array([one.off for one in held_out])
     return Coverage(
         len(held_out),
         len(cells),
@@ -252,6 +262,8 @@ def coverage_of(
         needed_factor(distances),
         float(np.mean(inside)),
         float(max(one.reach for one in held_out)),
+        float(off.mean()),
+        float((np.sign(off) == np.sign(off.mean())).mean()),
     )
 
 
@@ -283,4 +295,9 @@ def _rolling(runs: Sequence[SizedRun], form: str, seed: int, progress: Progress 
         for run in runs:
             if run.identity not in known:
                 told = law.forecast(run.parameters, run.tokens, run.flop)
-                yield _HeldOut((run.parameters, run.tokens), told.distance(run.loss), run.flop / largest)
+                yield _HeldOut(
+                    (run.parameters, run.tokens),
+                    told.distance(run.loss),
+                    run.flop / largest,
+                    math.log(told.value / run.loss),
+                )

@@ -169,6 +169,11 @@ class Forecast(Result):
             f"law: {self.equation}",
             f"interval: {coverage_text(self.coverage)}",
         ]
+        lines += [
+            f"{one.what}: {_spread(one.parameters)} parameters on {_spread(one.tokens)} tokens"
+            for one in self.alternatives
+            if one.parameters.error > 0
+        ]
         yield "\n".join(lines)
         yield self.table()
         for note in self.notes:
@@ -233,6 +238,10 @@ def _sha(value: Any) -> str:
 
 def _count(value: Any) -> str:
     return rounded(round(value))
+
+
+def _spread(one: FitEstimate) -> str:
+    return f"{_count(one.value)} ({_count(one.low)} to {_count(one.high)})"
 
 
 def _networks(runs: tuple[SizedRun, ...]) -> str:
