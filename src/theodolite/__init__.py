@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from theodolite.anatomy import Anatomy, AnatomyError, Part, UnclassifiedError, dissect
     from theodolite.core.errors import UseError
     from theodolite.core.size import Size
+    from theodolite.forecasting.forecast import forecast
+    from theodolite.forecasting.result import Forecast
     from theodolite.growing.grow import grow
     from theodolite.growing.grown import Grown
     from theodolite.lr_finder import LrRange, find_lr
@@ -77,6 +79,8 @@ __all__ = [
     "find_lr",
     # what the loss does at the next scale
     "fits",
+    "Forecast",
+    "forecast",
     # flows from noise to data: training, sampling, guidance
     "flows",
     # what can be measured
@@ -101,6 +105,7 @@ _HOMES = {
     "AnatomyError": "anatomy",
     "Audit": "surveying",
     "Finding": "surveying",
+    "Forecast": "forecasting",
     "Groups": "planning",
     "Grown": "growing",
     "LrRange": "lr_finder",
@@ -119,6 +124,7 @@ _HOMES = {
     "find_lr": "lr_finder",
     "fits": None,
     "fleet": None,
+    "forecast": "forecasting",
     "flows": None,
     "groups": "planning",
     "grow": "growing",

@@ -16,6 +16,7 @@ import theodolite
 from theodolite.commands.audit import audit
 from theodolite.commands.data import data_app
 from theodolite.commands.fit import fit
+from theodolite.commands.forecast import forecast_app
 from theodolite.commands.groups import groups
 from theodolite.commands.grow import grow
 from theodolite.commands.ledger import ledger_app
@@ -39,6 +40,7 @@ app = typer.Typer(
 )
 for command in (survey, audit, dissect, plan, groups, lr, sweep, grow, fit, stragglers):
     app.command()(command)
+app.add_typer(forecast_app, name="forecast")
 app.add_typer(data_app, name="data")
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(study_app, name="study")
@@ -129,6 +131,8 @@ def _theodolite(
       theodolite fit runs.csv                the loss at the next scale
 
       theodolite sweep gpt-sotu --widths 128,256,512 --lr 2^-12:2^-5    does the learning rate transfer
+
+      theodolite forecast sweep --width 1024 --depth 4    what will the loss be there, and at what cost
 
       theodolite grow my-llama/ --data text.txt    would one more block help, where, how sure
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import theodolite as th
 from theodolite import fleet, growing, probes, surgery
+from theodolite.anatomy.flop import flop
 from theodolite.controllers import DriftAdjusted, NormalizedSmoothness, SafeStep, cancel_interaction
 from theodolite.core.building import untouched_randomness
 from theodolite.optimizers import Muon, SpectralSphere
@@ -320,6 +321,7 @@ PROBES: dict[str, Call] = {
 
 OTHERS: dict[str, Call] = {
     "dissect": lambda model: str(th.dissect(model, BATCH[0])),
+    "flop": lambda model: str(flop(model, BATCH[0])),
     "groups": lambda model: str(th.groups(model, BATCH[0], lr=0.1)),
     "plan": lambda model: [one.detach() for one in _plan().build(0).parameters()],
     "find_lr of a module": lambda model: (

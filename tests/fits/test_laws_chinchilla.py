@@ -1,12 +1,15 @@
 """Chinchilla's law: on the public points, and on runs whose law is known."""
 
 import csv
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy import optimize
 
 from theodolite import fits
+from theodolite.fits.laws import CONSTANT_TERM, SIZES, sum_of_powers
+from theodolite.fits.minimizing import minimize
 
 from .worlds import NAMES, POINTS, TRUTH, grid, noisy, surface
 
@@ -42,6 +45,16 @@ def test_the_public_points_give_the_reference_values_to_all_their_digits(on_publ
 def test_every_start_reaches_the_optimum_on_the_public_points(on_public_points):
     assert on_public_points.num_reached == on_public_points.num_starts
     assert on_public_points.warnings == ()
+
+
+@public
+def test_any_pair_of_exponents_reaches_the_optimum_on_the_public_points(on_public_points):
+    data = on_public_points.data
+    law = sum_of_powers({**SIZES, **CONSTANT_TERM}, data)
+    anywhere = np.random.default_rng(0).uniform(0.05, 2, (300, 2))
+    found = minimize(replace(law, starts=anywhere), np.log(data["loss"]))
+    assert found.num_reached == 300
+    assert found.theta[-2:] == pytest.approx([0.3473, 0.3672], abs=1e-4)
 
 
 @public

@@ -42,7 +42,7 @@ def test_the_table_holds_the_numbers(found):
     text = str(found)
     alpha = found["alpha"]
     assert re.search(rf"α +{alpha.value:.4g} +{alpha.low:.4g} +{alpha.high:.4g} +{alpha.error:.4g}", text)
-    assert f"{found.num_reached} of 72 starts" in text
+    assert f"{found.num_reached} of 25 starts" in text
     assert f"{np.abs(found.residuals).max():.2%} at most" in text
 
 

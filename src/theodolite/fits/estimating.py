@@ -39,7 +39,7 @@ def fit_law(
     """Fit a law of the loss to points."""
     points, inputs = without_worst(data, drop_worst, draws, seed), form.predicts
     law = make_law(points)
-    num_constants = law.starts.shape[1]
+    num_constants = law.num_constants
     _refuse_too_few(form.name, points, inputs, num_constants)
     log_loss = np.log(points["loss"])
     if progress is not None:
@@ -51,7 +51,7 @@ def fit_law(
         form,
         law.constants(minimum.theta),
         law.constants(drawn),
-        [*_search_warnings(law, minimum), *range_warnings(points, inputs)],
+        [*_search_warnings(law, minimum, in_step=_in_step(points, inputs)), *range_warnings(points, inputs)],
         data=points,
         fitted=np.exp(law.evaluate(minimum.theta[None])[0][0]),
         num_starts=minimum.num_starts,
@@ -209,7 +209,7 @@ def interval_warnings(form: Form, constants: Mapping[str, FitEstimate]) -> list[
     return found
 
 
-def _search_warnings(law: Law, minimum: Minimum) -> list[str]:
+def _search_warnings(law: Law, minimum: Minimum, *, in_step: bool) -> list[str]:
     """What the optimum itself shows: bounds, terms that are not seen, directions that look alike."""
     theta = minimum.theta
     found = [
@@ -219,7 +219,8 @@ def _search_warnings(law: Law, minimum: Minimum) -> list[str]:
         if min(theta[place] - law.low[place], law.high[place] - theta[place]) < 1e-6
     ]
     derivative = law.evaluate(theta[None])[1][0]
-    unseen = [name for name, share in zip(law.terms, derivative, strict=False) if share.max() < FAINT]
+    shares = theta[: len(law.terms), None] * derivative[: len(law.terms)]
+    unseen = [name for name, share in zip(law.terms, shares, strict=True) if share.max() < FAINT]
     for name in unseen:
         what, add = f"The term of {symbol(name)} is nowhere more than {FAINT:.1%} of the loss", "it matters"
         if name == "E":
@@ -227,7 +228,7 @@ def _search_warnings(law: Law, minimum: Minimum) -> list[str]:
         found.append(f"{what}: the data cannot determine it. Add runs where {add}.")
     lengths = np.linalg.norm(derivative, axis=1, keepdims=True)
     unit = derivative / np.where(lengths > 0, lengths, 1.0)
-    if not unseen and np.linalg.eigvalsh(unit @ unit.T)[0] < ALIKE:
+    if in_step or (not unseen and np.linalg.eigvalsh(unit @ unit.T)[0] < ALIKE):
         found.append(
             "Some of the constants can be traded against one another without changing the fit: the normal "
             "matrix is nearly singular. Add runs where the inputs vary separately, not in step."
@@ -238,6 +239,14 @@ def _search_warnings(law: Law, minimum: Minimum) -> list[str]:
             "better one that none has found."
         )
     return found
+
+
+def _in_step(points: Mapping[str, Array], inputs: tuple[str, ...]) -> bool:
+    """Is each input a power of the others?"""
+    if len(inputs) < 2:
+        return False
+    logs = np.log([points[name] for name in inputs])
+    return bool(np.linalg.eigvalsh(np.corrcoef(logs))[0] < ALIKE)
 
 
 def _hold_out(

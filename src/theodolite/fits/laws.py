@@ -1,8 +1,7 @@
 """Laws of the loss and their fits: Chinchilla's, a power law, depth expansion.
 
 A `Law` gives `log L̂` as a function of free parameters θ, with its derivative. Sizes enter as logarithms
-around their mean, so that an intercept and its exponent do not pull at each other: on the Chinchilla points
-every start then finds the optimum, where without it a third of them stop early.
+around their mean, so that a factor and its exponent do not pull at each other.
 """
 
 from __future__ import annotations
@@ -26,8 +25,10 @@ from theodolite.present.figure import Figure, Panel
 
 STEEPEST = 10.0
 """Upper bound of an exponent."""
-FAINTEST = 12.0
-"""A term may fall to e^-12 of the loss, and is then as good as absent."""
+EXPONENTS = (0.05, 0.2, 0.5, 1.0, 2.0)
+"""Where the search starts, in every combination; the factors that go with them are solved for."""
+FAINTEST, LARGEST = 1e-6, 150.0
+"""A factor, of the loss: it may fall until its term is as good as absent, and rise as far as this."""
 
 Terms = Mapping[str, tuple[str, str]]
 """By input x_j: the names of A_j and α_j in `Σ_j A_j x_j^−α_j`; last, if there is one, `"": ("E", "")`."""
@@ -53,8 +54,9 @@ def chinchilla(
     gives the loss, `Fit.optimal(compute=)` the split with the lowest loss, `N* = G(C/6)^{β/(α+β)}` and
     `D* = (C/6)^{α/(α+β)}/G` with `G = (αA/βB)^{1/(α+β)}`; `p = β/(α+β)` is shown with the constants.
 
-    Huber's loss (δ = 1e-3) of the log residuals is summed and minimised by BFGS from 72 starts; intervals
-    are the 95 % percentiles of `draws` fits to points drawn with replacement. `drop_worst` leaves out the
+    Huber's loss (δ = 1e-3) of the log residuals is summed, and minimised by variable projection: A, B and E
+    are solved for at each pair of a grid of exponents, and all five move together from there. Intervals are
+    the 95 % percentiles of `draws` fits to points drawn with replacement. `drop_worst` leaves out the
     points of the highest loss. Hoffmann et al., arXiv:2203.15556; Besiroglu et al., arXiv:2404.10102.
 
     >>> n, d = map(np.ravel, np.meshgrid(np.logspace(7, 10, 6), np.logspace(9, 12, 6)))
@@ -125,9 +127,9 @@ def depth_expansion(
 
 
 def sum_of_powers(terms: Terms, points: Mapping[str, Array]) -> Law:
-    """`log L̂ = logsumexp_j(a_j − α_j log x_j, e)`, that is `L = Σ_j A_j x_j^−α_j + E`.
+    """`L = Σ_j A_j x_j^−α_j + E`.
 
-    θ = (a_1, …, a_k, [e], α_1, …, α_k), where a_j belongs to the centred logarithm of x_j.
+    θ = (c_1, …, c_k, [E], α_1, …, α_k), where c_j is the factor of x_j over its geometric mean.
     """
     factors = [factor for factor, _ in terms.values()]
     exponents = [exponent for _, exponent in terms.values() if exponent]
@@ -137,27 +139,27 @@ def sum_of_powers(terms: Terms, points: Mapping[str, Array]) -> Law:
     logs = logs - centres[:, None]
 
     def evaluate(theta: Array) -> tuple[Array, Array]:
-        sizes = np.repeat(theta[:, :num, None], logs.shape[1], axis=2)
-        sizes[:, :k] -= theta[:, num:, None] * logs
-        total, shares = _logsumexp(sizes)
-        return total, np.concatenate([shares, -shares[:, :k] * logs], axis=1)
+        slopes = np.ones((*theta.shape, logs.shape[1]))
+        slopes[:, :k] = np.exp(-theta[:, num:, None] * logs)
+        total = (theta[:, :num, None] * slopes[:, :num]).sum(1)
+        slopes[:, num:] = -theta[:, :k, None] * slopes[:, :k] * logs
+        slopes /= total[:, None]
+        return np.log(total), slopes
 
     def constants(theta: Array) -> dict[str, Array]:
-        log_factors, powers = theta[..., :num].copy(), theta[..., num:]
-        log_factors[..., :k] += powers * centres
-        found = np.concatenate([np.exp(log_factors), powers], axis=-1)
+        values, powers = theta[..., :num].copy(), theta[..., num:]
+        values[..., :k] *= np.exp(powers * centres)
+        found = np.concatenate([values, powers], axis=-1)
         return dict(zip((*factors, *exponents), np.moveaxis(found, -1, 0), strict=True))
 
     middle, lowest = _levels(points["loss"])
     offset = num - k
-    grid = [middle + np.log([0.05, 0.4])] * k + [lowest + np.log([0.4, 0.9])] * offset
-    grid += [np.array([0.1, 0.3, 0.8])] * k
     return Law(
         evaluate,
         constants,
-        starts=np.array(list(product(*grid))),
-        low=np.array([middle - FAINTEST] * k + [lowest - FAINTEST] * offset + [0.0] * k),
-        high=np.array([middle + 5.0] * k + [lowest + 0.05] * offset + [STEEPEST] * k),
+        starts=np.array(list(product(EXPONENTS, repeat=k))),
+        low=np.array([middle * FAINTEST] * k + [lowest * FAINTEST] * offset + [0.0] * k),
+        high=np.array([middle * LARGEST] * k + [lowest * 1.05] * offset + [STEEPEST] * k),
         terms=tuple(factors),
         bounded=dict(enumerate(exponents, num)),
     )
@@ -167,9 +169,9 @@ def depth_recursion(steps: Array, loss: Array) -> Law:
     """`L_k = E + δ_k` where each step of depth takes `aδ^s` from the excess δ (formulas of depth growth).
 
     `δ_k = [δ_0^{1−s} + (s−1)ak]^{−1/(s−1)}`, written with u = s − 1 and c = aδ_0^u as
-    `log δ_k = log δ_0 − log1p(uck)/u`, which has the exponential `δ_0 e^{−ck}` as its limit for u → 0.
+    `δ_k = δ_0 (1 + uck)^{−1/u}`, which has the exponential `δ_0 e^{−ck}` as its limit for u → 0.
 
-    θ = (log δ_0, e, log c, log u).
+    θ = (δ_0, E, log c, log u).
     """
     middle, lowest = _levels(loss)
 
@@ -179,48 +181,37 @@ def depth_recursion(steps: Array, loss: Array) -> Law:
         grown = u * np.exp(log_c) * steps
         curve = np.log1p(grown) / u
         slope = grown / (1 + grown) / u
-        total, shares = _logsumexp(np.stack([start - curve, np.broadcast_to(e, curve.shape)], axis=1))
-        excess, rest = shares[:, 0], shares[:, 1]
-        return total, np.stack([excess, rest, -excess * slope, excess * (curve - slope)], axis=1)
+        falling = np.exp(-curve)
+        total = start * falling + e
+        excess = start * falling
+        slopes = np.stack([falling, np.ones_like(falling), -excess * slope, excess * (curve - slope)], axis=1)
+        return np.log(total), slopes / total[:, None]
 
     def constants(theta: Array) -> dict[str, Array]:
         u = np.exp(theta[..., 3])
         return {
-            "delta_0": np.exp(theta[..., 0]),
-            "E": np.exp(theta[..., 1]),
-            "a": np.exp(theta[..., 2] - u * theta[..., 0]),
+            "delta_0": theta[..., 0],
+            "E": theta[..., 1],
+            "a": np.exp(theta[..., 2]) * theta[..., 0] ** -u,
             "s": 1 + u,
         }
 
     longest = float(np.log(steps.max()))
-    grid = (
-        middle + np.log([0.1, 0.5, 1.0]),
-        lowest + np.log([0.3, 0.9]),
-        np.array([-1.0, 1.0, 3.0]) - longest,
-        np.log([0.3, 1.0, 3.0]),
-    )
+    grid = np.array([-1.0, 1.0, 3.0]) - longest, np.log([0.1, 0.3, 1.0, 3.0])
     return Law(
         evaluate,
         constants,
         starts=np.array(list(product(*grid))),
-        low=np.array([middle - FAINTEST, lowest - FAINTEST, -7.0 - longest, np.log(1e-3)]),
-        high=np.array([middle + 7.0, lowest + 0.05, 12.0, np.log(STEEPEST)]),
+        low=np.array([middle * FAINTEST, lowest * FAINTEST, -7.0 - longest, np.log(1e-3)]),
+        high=np.array([middle * 1e3, lowest * 1.05, 12.0, np.log(STEEPEST)]),
         terms=("delta_0", "E"),
         bounded={3: "s"},
     )
 
 
 def _levels(loss: Array) -> tuple[float, float]:
-    """The mean and the least log loss."""
-    return float(np.log(loss).mean()), float(np.log(loss).min())
-
-
-def _logsumexp(terms: Array) -> tuple[Array, Array]:
-    """Over the terms, axis 1: the log of the sum of exponentials, and each one's share of that sum."""
-    top = terms.max(1, keepdims=True)
-    weights = np.exp(terms - top)
-    total = weights.sum(1, keepdims=True)
-    return (top + np.log(total))[:, 0], weights / total
+    """The geometric mean and the least of the losses."""
+    return float(np.exp(np.log(loss).mean())), float(loss.min())
 
 
 def _predict_sum(terms: Terms, constants: Mapping[str, Any], at: Mapping[str, Any]) -> dict[str, Any]:
