@@ -90,9 +90,7 @@ TRAINED = BASE.at(batch=32, tokens=10**6)
 
 @pytest.mark.parametrize("batch, tokens", [(128, 9 * 10**6), (8, 10**6), (96, None)])
 @pytest.mark.parametrize("rule", ["sde", "sde+timescale", "timescale", "power(0.3, 0.5)"])
-@pytest.mark.parametrize(
-    "optimizer", ["adamw", "sgd", "sgd with momentum", "muon", "lion", "shampoo"]
-)
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "sgd with momentum", "muon", "lion", "shampoo"])
 def test_numbers_put_into_the_formulas_for_batch_and_tokens_give_the_rows(optimizer, rule, batch, tokens):
     optimizer, _, momentum = optimizer.partition(" with ")
     given = {"vector_lr": 2**-9} if OPTIMIZERS[optimizer].matrices_only else {}

@@ -38,8 +38,8 @@ class Resized:
         """The batch of a step: a pure function of seed and step."""
         own = self.source
         if takes_num(own.batch):
-            drawing = dataclasses.replace(own, batch=functools.partial(own.batch, num=self.num))
-            drawn = drawing.draw(seed, step)
+            batches = functools.partial(own.batch, num=self.num)  # type: ignore[call-arg]
+            drawn = dataclasses.replace(own, batch=batches).draw(seed, step)
             found = num_examples(drawn)
             if found != self.num:
                 raise UseError(
