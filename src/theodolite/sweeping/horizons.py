@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size
@@ -75,7 +75,7 @@ class HorizonFit:
         found = {one.along: one.value for one in self.exponents}
         timescale = Horizon.of(self.rule).timescale
         digits = {name: round(value, 3) + 0.0 for name, value in found.items()}
-        return Horizon("power", -digits.get("tokens", 0.0), digits.get("batch", 0.0), timescale)
+        return Horizon("power", 0.0 - digits.get("tokens", 0.0), digits.get("batch", 0.0), timescale)
 
     def sentences(self) -> Iterator[str]:
         """The exponents, and the rule that fits best."""
@@ -135,7 +135,7 @@ def horizon_fit(
     found = HorizonFit(exponents, (), rule)
     rules = dict.fromkeys(PUBLISHED)
     if all(math.isfinite(one.value) for one in exponents):
-        rules[str(found.horizon)] = None
+        rules[str(replace(found.horizon, timescale=False))] = None
     if base not in curves or not curves[base].optimum.found:
         return found
     others = [size for size in curves if size != base and size.network == base.network]
@@ -162,8 +162,7 @@ def _rule_loss(
         at = loss_at(curve.places, curve.means[0], place, scale)
         lost[size] = max(0.0, at - float(curve.lowest[0]))
     worst = max(lost, key=lambda size: lost[size])
-    rule = str(Horizon(horizon.rates, horizon.tokens, horizon.batch))
-    return RuleLoss(rule, sum(lost.values()) / len(lost), lost[worst], worst, outside)
+    return RuleLoss(str(horizon), sum(lost.values()) / len(lost), lost[worst], worst, outside)
 
 
 def _rate(horizon: Horizon, stretch: Stretch, optimizer: str) -> float:
