@@ -44,6 +44,8 @@ class RuleLoss:
     """What the learning rates of a rule lose against the best ones, from the best of the base."""
 
     rule: str
+    words: str
+    """What it does to the learning rate of the optimizer."""
     mean: float
     """Over the sizes; infinite if one diverges."""
     most: float
@@ -92,7 +94,7 @@ class HorizonFit:
         rows = [
             (
                 one.rule,
-                PUBLISHED.get(one.rule, "measured here"),
+                one.words,
                 one.mean,
                 one.most,
                 labels[one.at],
@@ -162,7 +164,17 @@ def _rule_loss(
         at = loss_at(curve.places, curve.means[0], place, scale)
         lost[size] = max(0.0, at - float(curve.lowest[0]))
     worst = max(lost, key=lambda size: lost[size])
-    return RuleLoss(str(horizon), sum(lost.values()) / len(lost), lost[worst], worst, outside)
+    words = PUBLISHED.get(str(horizon), "measured here")
+    if horizon.rates == "sde":
+        words = _sde_words(optimizer)
+    return RuleLoss(str(horizon), words, sum(lost.values()) / len(lost), lost[worst], worst, outside)
+
+
+def _sde_words(optimizer: str) -> str:
+    spec = OPTIMIZERS.get(optimizer)
+    if spec is not None and spec.fades:
+        return PUBLISHED["none"]
+    return Horizon("sde").words(Stretch(), spec.degree if spec else 0).partition(" = ")[0]
 
 
 def _rate(horizon: Horizon, stretch: Stretch, optimizer: str) -> float:
