@@ -66,9 +66,7 @@ def test_a_file_may_say_null_but_needs_width_and_depth():
 @pytest.mark.parametrize("name", ["batch", "tokens"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "8", float("nan"), float("inf")])
 def test_a_batch_or_a_number_of_tokens_that_is_no_count_is_refused_by_name(name, value):
-    with pytest.raises(
-        UseError, match=rf"^{name} is .*: give a positive whole number, for example Size\(256"
-    ):
+    with pytest.raises(UseError, match=rf"^{name} is .*: give a positive whole number, for example"):
         Size(8, 1, **{name: value})
 
 

@@ -12,7 +12,7 @@ from theodolite.optimizers.horizon import UNCHANGED, HorizonCase, HorizonFactors
 from theodolite.planning.explaining import Derivation, reasons
 from theodolite.planning.init_distribution import InitDistribution
 
-from .zoo import BASE, zoo_plan
+from .zoo import BASE, TARGET, zoo_plan
 
 pytestmark = pytest.mark.usefixtures("one_dissection")
 
@@ -33,7 +33,7 @@ LACKING = {
 
 def value(text, names):
     """A formula as it is printed, evaluated."""
-    text = text.replace("²", "**2").replace("·", "*")
+    text = text.replace("²", "**2").replace("·", "*").replace("^", "**")
     text = re.sub(r"√(\w+)", r"sqrt(\1)", text).replace("√(", "sqrt(")
     return eval(text, {"__builtins__": {}, "sqrt": math.sqrt}, names)
 
@@ -61,6 +61,14 @@ def symbols(row):
                     chain,
                 )
             names[name] = value(number, names)
+    names |= {"m_B": 1.0, "m_D": 1.0}  # where it is not said that they change
+    for name, ratio in re.findall(r"(m_[BD]) = ([\d./]+):", row.reasons.get("batch and tokens", "")):
+        names[name] = value(ratio, {})
+    for name, chain in re.findall(r"^([hs]) = ([^:,]+(?:, \d[^:,]*)?)[:,]", row.reasons["lr"], re.MULTILINE):
+        *formulas, number = chain.split(" = ")
+        for formula in formulas:
+            assert value(formula, names) == pytest.approx(value(number, {}), rel=1e-3)
+        names[name] = value(number, {})
     return names
 
 
@@ -74,12 +82,83 @@ def symbols(row):
 def test_numbers_put_into_the_formulas_give_the_rows(optimizer, covers):
     beside = {"vector_lr": 2**-9} if OPTIMIZERS[optimizer].matrices_only else {}
     plan = zoo_plan(optimizer=optimizer, covers=covers, eps=1e-5, **beside)
-    seen = set()
+    assert {role for role, column in come_out(plan) if column == "lr"} == ROLES
+
+
+TRAINED = BASE.at(batch=32, tokens=10**6)
+
+
+@pytest.mark.parametrize("batch, tokens", [(128, 9 * 10**6), (8, 10**6), (96, None)])
+@pytest.mark.parametrize("rule", ["sde", "sde+timescale", "timescale", "power(0.3, 0.5)"])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "sgd with momentum", "muon", "lion", "shampoo"])
+def test_numbers_put_into_the_formulas_for_batch_and_tokens_give_the_rows(optimizer, rule, batch, tokens):
+    optimizer, _, momentum = optimizer.partition(" with ")
+    given = {"vector_lr": 2**-9} if OPTIMIZERS[optimizer].matrices_only else {}
+    given |= {"options": {"momentum": 0.9}} if momentum else {}
+    given |= {"horizon": rule, "decay": "independent" if batch == 8 else "paper"}
+    plan = zoo_plan(TARGET.at(batch=batch, tokens=tokens), TRAINED, optimizer=optimizer, eps=1e-5, **given)
+    assert {role for role, column in come_out(plan) if column == "lr"} == ROLES
+    for row in plan.rows.values():
+        said = row.reasons["batch and tokens"]
+        assert said.endswith(f"by the rule {rule}")
+        assert ("m_B" in said, "m_D" in said) == (True, tokens == 9 * 10**6)
+
+
+def test_averages_that_change_are_explained_with_both_values():
+    size = TARGET.at(batch=128)
+    plan = zoo_plan(size, TRAINED, horizon="sde", options={"betas": (0.5, 0.25)})
+    assert (
+        plan["last.bias"].reasons["betas"].startswith("0.5, 0.25 → 0.0625, 0.00390625\naverages keep their")
+    )
+    assert "of which a step holds 4 times as many" in plan["last.bias"].reasons["betas"]
+    muon = zoo_plan(size, TRAINED, horizon="sde", optimizer="muon")
+    assert muon["blocks.0.up.weight"].reasons["momentum"].startswith("0.95 → 0.814506\n")
+    assert muon["last.bias"].reasons["betas"].startswith("0.9, 0.999 → 0.6561, 0.996006\n")
+    for quiet in (zoo_plan(), zoo_plan(size, TRAINED, horizon="power(0, 1)")):
+        assert "betas" not in quiet["last.bias"].reasons
+    assert "batch and tokens" not in zoo_plan()["last.bias"].reasons
+
+
+def test_why_the_rate_follows_is_said_in_the_words_of_the_rule():
+    size = TARGET.at(batch=128, tokens=64 * 10**6)
+
+    def said(**given):
+        return zoo_plan(size, TRAINED, **given)["blocks.0.up.weight"].reasons["lr"].splitlines()
+
+    assert said(horizon="sde")[2:] == ["h = √(m_B/m_D) = 1/4: the random walk of the weights stays"]
+    assert said(horizon="sde", optimizer="sgd")[2:] == [
+        "h = m_B/√m_D = 1/2: the random walk of the weights stays"
+    ]
+    assert said(horizon="power(0.5, 1)")[2:] == ["h = m_B^1/m_D^0.5 = 1/2, by the exponents given"]
+    assert (
+        said(horizon="sde", optimizer="shampoo")[2] == "h = 1: steps of shampoo go as 1/√step by themselves"
+    )
+    assert len(said(horizon="none")) == len(said(horizon="timescale")) == 2
+    summed = said(horizon="sde", optimizer="sgd", options={"momentum": 0.9})[3]
+    assert summed == "s = 3.439: momentum sums the gradients of fewer or more steps"
+    assert said(horizon="sde", optimizer="muon")[3].endswith(
+        ": momentum is normalised, and its steps are less correlated"
+    )
+    fewer = zoo_plan(TARGET.at(batch=8), TRAINED, horizon="sde", optimizer="muon")
+    assert "its steps are more correlated" in fewer["blocks.0.up.weight"].reasons["lr"]
+
+
+ROLES = {"input", "hidden", "output", "bias", "gain"}
+
+
+def come_out(plan):
+    """Check every formula of a plan; returns the roles and columns with one."""
+    optimizer, seen = plan.optimizer_name, set()
     for row in plan.rows.values():
         assert "as the rule" not in str(row.reasons)  # every built-in rule has words of its own
         names = symbols(row)
         at_base = plan.lr if row.rule == optimizer else 2**-9
-        names |= {"η": at_base, "λ": plan.weight_decay, "ε": plan.eps if row.rule == optimizer else 1e-8}
+        names |= {
+            "lr": row.lr,
+            "η": at_base,
+            "λ": plan.weight_decay,
+            "ε": plan.eps if row.rule == optimizer else 1e-8,
+        }
         for column, field in COLUMNS.items():
             if column not in row.reasons:
                 assert row.rule in LACKING[column]
@@ -94,10 +173,11 @@ def test_numbers_put_into_the_formulas_give_the_rows(optimizer, covers):
             if formula:
                 symbolic, numbers = formula
                 assert value(numbers, {}) == pytest.approx(truth, rel=2e-3), (row.name, column)
-                names["σ"] = names["value"] = float(numbers.split(" · ")[0])
+                if column == "init":
+                    names["σ"] = names["value"] = float(numbers.split(" · ")[0])
                 assert value(symbolic, names) == pytest.approx(truth, rel=3e-3), (row.name, column)
                 seen.add((row.role, column))
-    assert {role for role, column in seen if column == "lr"} == {"input", "hidden", "output", "bias", "gain"}
+    return seen
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon-kimi"])

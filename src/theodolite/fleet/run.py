@@ -298,8 +298,8 @@ def _check(run: Run) -> None:
     for name in ("batch", "tokens"):
         if run.base is not None and getattr(run.size, name) is None is not getattr(run.base, name):
             raise UseError(
-                f"base has {name}={getattr(run.base, name)} and size has none, so that its plan may not be "
-                f"for the {name} it is trained with: give size the {name} too"
+                f"base has {name}={getattr(run.base, name)} and size has none, so that the plan may not be "
+                f"for the {name} of the run: give size the {name} too"
             )
     choices |= {} if run.parameterization == OWN else {"optimizer": OPTIMIZERS}
     for name, known in (choices | {"schedule": KINDS, "decay": POLICIES}).items():

@@ -249,12 +249,13 @@ def _decay(case: Derivation) -> str:
     usual = _update_size(case) / size
     factor = case.explicit.weight_decay / case.base.weight_decay if case.base.weight_decay else usual
     named = math.isclose(factor, usual)
-    moved = "h" if case.factors.mixing == 1 else "h·s"
+    below = ["m_D", *["h"] * (case.horizon.horizon.rates != "none"), *["s"] * (case.factors.mixing != 1)]
+    share = f"m_B/({'·'.join(below)})" if len(below) > 1 else "m_B/m_D"
     formula = _product(
         ("λ", case.base.weight_decay),
         ("u/w" if named else "d", factor),
         *_power(case, -1 - case.explicit.degree),
-        *([(f"m_B/(m_D·{moved})", case.factors.weight_decay)] if kept else []),
+        *([(share, case.factors.weight_decay)] if kept else []),
     )
     symbol = "r_in = " if case.part.role == "output" else ""
     why = f"w = {symbol}{fraction(size)}, the size of the weight: the decay stays comparable to the update"

@@ -337,6 +337,7 @@ class Plan(PerTensor):
             arguments.number(f"the plan: {name}", getattr(self, name), least=0, most=LARGEST)
         arguments.one_of("the plan: policy", self.policy, POLICIES)
         Horizon.of(self.horizon)
+        Stretch.between(self.base, self.size)
         for name in ("options", "vector_options"):
             _check_option(getattr(self, name), f"the plan: {name}")
         for module, factor in self.multipliers.items():

@@ -56,6 +56,8 @@ class RuleLoss:
     """What the learning rates of a rule lose against the best ones, from the best of the base."""
 
     rule: str
+    words: str
+    """What it does to the learning rate of the optimizer."""
     mean: float
     """Over the sizes; infinite if one diverges."""
     interval: SeedInterval
@@ -91,7 +93,7 @@ class HorizonFit:
         found = {one.along: one.value for one in self.exponents}
         timescale = Horizon.of(self.rule).timescale
         digits = {name: round(value, 3) + 0.0 for name, value in found.items()}
-        return Horizon("power", -digits.get("tokens", 0.0), digits.get("batch", 0.0), timescale)
+        return Horizon("power", 0.0 - digits.get("tokens", 0.0), digits.get("batch", 0.0), timescale)
 
     def sentences(self) -> Iterator[str]:
         """The exponents, and the rule that fits best."""
@@ -115,8 +117,7 @@ class HorizonFit:
         for one in self.losses:
             mean, reach = criterion.text(one.mean), one.interval.high - one.mean
             said = f"{mean} ± {criterion.text(reach)}" if math.isfinite(reach) else mean
-            named = PUBLISHED.get(one.rule, "measured here")
-            rows.append((one.rule, named, said, one.most, labels[one.at], one.outside))
+            rows.append((one.rule, one.words, said, one.most, labels[one.at], one.outside))
         mean_lost, most = Column("lost, mean", side="right"), Column("most", show=criterion.text)
         return Table(("rule", "learning rate", mean_lost, most, "at", "not tried"), rows)
 
@@ -158,9 +159,8 @@ def horizon_fit(
     others = [size for size in curves if size != base and size.network == base.network]
     if not others:  # batch and tokens were varied for other networks only
         return found
-    distinct: dict[
-        tuple[float, ...], str
-    ] = {}  # with one batch for all, √batch alone is the same rate for all
+    # With one batch for all, √batch alone is the same rate for all.
+    distinct: dict[tuple[float, ...], str] = {}
     for name in rules:
         rates = tuple(_rate(Horizon.of(name), Stretch.between(base, size), optimizer) for size in others)
         distinct.setdefault(rates, name)
@@ -169,7 +169,7 @@ def horizon_fit(
         for name in distinct.values()
     }
     num_seeds = min(curves[size].optimum.num_seeds for size in (base, *others))
-    return HorizonFit(exponents, tuple(_compared(lost, others, num_seeds)), rule)
+    return HorizonFit(exponents, tuple(_compared(lost, others, num_seeds, optimizer)), rule)
 
 
 def _lost(
@@ -193,7 +193,7 @@ def _lost(
 
 
 def _compared(
-    lost: Mapping[str, tuple[Floats, int]], sizes: Sequence[Size], num_seeds: int
+    lost: Mapping[str, tuple[Floats, int]], sizes: Sequence[Size], num_seeds: int, optimizer: str
 ) -> Iterator[RuleLoss]:
     """The rules, the one that loses least first."""
     means = {rule: each.mean(1) for rule, (each, _) in lost.items()}
@@ -205,6 +205,7 @@ def _compared(
         worst = int(each[0].argmax())
         yield RuleLoss(
             rule=rule,
+            words=_sde_words(optimizer) if rule == "sde" else PUBLISHED.get(rule, "measured here"),
             mean=float(means[rule][0]),
             interval=interval(means[rule], num_seeds),
             tied=rule != order[0] and math.isfinite(means[rule][0]) and not behind.low > 0,
@@ -212,6 +213,13 @@ def _compared(
             at=sizes[worst],
             outside=outside,
         )
+
+
+def _sde_words(optimizer: str) -> str:
+    spec = OPTIMIZERS.get(optimizer)
+    if spec is not None and spec.fades:
+        return PUBLISHED["none"]
+    return Horizon("sde").words(Stretch(), spec.degree if spec else 0).partition(" = ")[0]
 
 
 def _rate(horizon: Horizon, stretch: Stretch, optimizer: str) -> float:

@@ -38,9 +38,8 @@ class Resized:
         """The batch of a step: a pure function of seed and step."""
         own = self.source
         if takes_num(own.batch):
-            draw: Callable[..., Batch] = own.batch
-            draw = functools.partial(draw, num=self.num)
-            drawn = dataclasses.replace(own, batch=draw).draw(seed, step)
+            batches = functools.partial(own.batch, num=self.num)  # type: ignore[call-arg]
+            drawn = dataclasses.replace(own, batch=batches).draw(seed, step)
             found = num_examples(drawn)
             if found != self.num:
                 raise UseError(
@@ -123,8 +122,7 @@ def _joined(workload: Workload, pieces: list[tuple[Batch, int, int]]) -> Batch:
                 f"workload {workload.name!r}: its batches have tensors of the shapes {shapes}, which do not "
                 "go into one batch. Pad them to one length, or give batch a third argument num"
             )
-        cut = zip(column, pieces, strict=True) if rows else ()
-        kept = [leaf[start:stop] for leaf, (_, start, stop) in cut]
-        leaves.append(torch.cat(kept) if rows else column[0])
+        cut = ((leaf, slice(start, stop)) for leaf, (_, start, stop) in zip(column, pieces, strict=True))
+        leaves.append(torch.cat([leaf[part] for leaf, part in cut]) if rows else column[0])
     joined: Batch = tree_unflatten(leaves, flat[0][1])
     return joined

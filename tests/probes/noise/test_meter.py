@@ -259,4 +259,4 @@ def test_the_result_is_read_back(tmp_path: Path) -> None:
 def test_replicas_with_and_without_accumulation_measure_what_one_process_does(
     in_two_processes: Callable[[Path], None],
 ) -> None:
-    in_two_processes(Path(__file__).with_name("programs") / "replicas.py")
+    in_two_processes(Path(__file__).with_name("programs") / "noise_meter.py")

@@ -442,4 +442,4 @@ def test_the_result_is_read_back_and_its_table_has_every_tensor(tmp_path: Path) 
 def test_two_processes_with_half_of_the_examples_measure_all_of_them(
     in_two_processes: Callable[[Path], None],
 ) -> None:
-    in_two_processes(Path(__file__).with_name("programs") / "halves.py")
+    in_two_processes(Path(__file__).with_name("programs") / "noise_halves.py")
