@@ -7,7 +7,7 @@ import pytest
 
 from theodolite import UseError
 from theodolite.forecasting.law import (
-    Interval,
+    LossInterval,
     coverage_of,
     form_for,
     law_of,
@@ -117,8 +117,8 @@ def test_the_factor_is_the_quantile_that_would_have_covered(distances, factor):
 
 
 def test_an_interval_is_widened_in_logarithms_and_knows_how_far_off_a_loss_is():
-    one = Interval(2.0, 1.0, 8.0)
-    assert one.widened(0.5) == Interval(2.0, pytest.approx(math.sqrt(2)), pytest.approx(4.0))
+    one = LossInterval(2.0, 1.0, 8.0)
+    assert one.widened(0.5) == LossInterval(2.0, pytest.approx(math.sqrt(2)), pytest.approx(4.0))
     assert one.distance(4.0) == pytest.approx(0.5)
     assert one.distance(0.5) == pytest.approx(2.0)
     assert one.widened(one.distance(16.0)).high == pytest.approx(16.0)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from theodolite.core.errors import UseError
 from theodolite.fleet.ledger import Ledger
-from theodolite.forecasting.law import Interval
+from theodolite.forecasting.law import LossInterval
 from theodolite.forecasting.result import Forecast, rate_text
 from theodolite.forecasting.runs import Row, network_of, settings_of, tokens_of
 from theodolite.present.result import Block, Result
@@ -44,7 +44,7 @@ class ForecastCheck(Result):
     date: str
     """When the forecast was made."""
     digest: str
-    predicted: Interval
+    predicted: LossInterval
     runs: tuple[CheckedRun, ...]
     notes: tuple[str, ...] = ()
 

@@ -41,7 +41,7 @@ NARROWEST = 1e-6
 
 
 @dataclass(frozen=True)
-class Interval:
+class LossInterval:
     """A forecast of one run's loss with the ends of its 95 % interval."""
 
     value: float
@@ -51,9 +51,9 @@ class Interval:
     def __str__(self) -> str:
         return f"{number(self.value, 4)} ({number(self.low, 4)} to {number(self.high, 4)})"
 
-    def widened(self, factor: float) -> Interval:
+    def widened(self, factor: float) -> LossInterval:
         """Both sides, in logarithms, times the factor."""
-        return Interval(
+        return LossInterval(
             self.value,
             self.value * (self.low / self.value) ** factor,
             self.value * (self.high / self.value) ** factor,
@@ -111,7 +111,7 @@ class ScaleLaw:
             return {"parameters": parameters, "tokens": tokens}
         return {"x": {"parameters": parameters, "tokens": tokens, "compute": flop}[self.form]}
 
-    def forecast(self, parameters: float, tokens: float, flop: float) -> Interval:
+    def forecast(self, parameters: float, tokens: float, flop: float) -> LossInterval:
         """The loss of a single run: the spread of the law's draws and that of runs around the law.
 
         Residuals are larger by `√(n/(n − p))` than in a fit with p constants to n runs.
@@ -126,7 +126,7 @@ class ScaleLaw:
         noise = -self.fit.residuals * math.sqrt(num / max(num - NUM_CONSTANTS[self.form], 1))
         low, high = np.quantile(drawn[:, None] + noise, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
         least = NARROWEST
-        return Interval(
+        return LossInterval(
             value, min(math.exp(low), value * (1 - least)), max(math.exp(high), value * (1 + least))
         )
 
@@ -230,7 +230,7 @@ class _HeldOut:
 
     cell: tuple[int, int]
     distance: float
-    """See `Interval.distance`."""
+    """See `LossInterval.distance`."""
     reach: float
     off: float
     """log(forecast/actual)."""

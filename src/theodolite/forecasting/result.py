@@ -16,7 +16,7 @@ from theodolite.core.files import plain
 from theodolite.core.size import Size, rounded
 from theodolite.fits import plots
 from theodolite.fits.result import FitEstimate
-from theodolite.forecasting.law import LEVEL, Coverage, Interval
+from theodolite.forecasting.law import LEVEL, Coverage, LossInterval
 from theodolite.forecasting.runs import SizedRun
 from theodolite.present.figure import ACCENT, Figure, Panel
 from theodolite.present.result import Block, Result
@@ -32,7 +32,7 @@ class Alternative:
     what: str
     parameters: FitEstimate
     tokens: FitEstimate
-    loss: Interval
+    loss: LossInterval
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class CurvePoint:
     """The law between the smallest run and the target."""
 
     flop: float
-    loss: Interval
+    loss: LossInterval
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ class Forecast(Result):
     """Of the target."""
     tokens: int
     """Targets that it sees in training."""
-    loss: Interval
+    loss: LossInterval
     """The held-out loss of one run, with the calibrated interval."""
-    raw: Interval
+    raw: LossInterval
     """The same with the interval of the law alone."""
     coverage: Coverage
     form: str

@@ -159,15 +159,7 @@ def horizon_fit(
     others = [size for size in curves if size != base and size.network == base.network]
     if not others:  # batch and tokens were varied for other networks only
         return found
-    # With one batch for all, √batch alone is the same rate for all.
-    distinct: dict[tuple[float, ...], str] = {}
-    for name in rules:
-        rates = tuple(_rate(Horizon.of(name), Stretch.between(base, size), optimizer) for size in others)
-        distinct.setdefault(rates, name)
-    lost = {
-        name: _lost(Horizon.of(name), own, curves, base, others, scale, optimizer)
-        for name in distinct.values()
-    }
+    lost = {name: _lost(Horizon.of(name), own, curves, base, others, scale, optimizer) for name in rules}
     num_seeds = min(curves[size].optimum.num_seeds for size in (base, *others))
     return HorizonFit(exponents, tuple(_compared(lost, others, num_seeds, optimizer)), rule)
 
