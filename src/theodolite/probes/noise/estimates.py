@@ -213,8 +213,19 @@ class FoldSums:
 @torch.no_grad()
 def squares(gradients: Sequence[Tensor]) -> Tensor:
     """The squared norm of each tensor, (T,), in float32 or float64."""
-    norms = [torch.linalg.vector_norm(one, dtype=_wide(one.dtype)) for one in gradients]
-    return torch.stack([norm.double() for norm in norms]).square()
+    return squared([norm(one) for one in gradients])
+
+
+def norm(gradient: Tensor) -> Tensor:
+    """The norm of a tensor, in float32 or float64."""
+    found: Tensor = torch.linalg.vector_norm(gradient, dtype=_wide(gradient.dtype))
+    return found
+
+
+def squared(norms: Sequence[Tensor]) -> Tensor:
+    """The squares of norms in float64, on the device of the first; by few operations, as they are small."""
+    device, dtype = norms[0].device, max((one.dtype for one in norms), key=lambda one: one.itemsize)
+    return torch.stack([one.to(device, dtype) for one in norms]).double().square()
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

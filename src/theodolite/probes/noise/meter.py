@@ -32,7 +32,7 @@ from theodolite.core.errors import UseError
 from theodolite.core.exclusive import exclusive
 from theodolite.core.replicas import group_of
 from theodolite.present.text import counted
-from theodolite.probes.noise.estimates import drawn, squares
+from theodolite.probes.noise.estimates import drawn, norm, squared, squares
 from theodolite.probes.noise.metric import NoState, root_factors
 from theodolite.probes.noise.noise import in_metric, intervals, trained
 from theodolite.probes.noise.result import FEW, Noise, NoiseAlong
@@ -201,16 +201,19 @@ class NoiseMeter:
             found = gradient.detach()
             if self._roots is not None:
                 found = in_metric(found, self._roots[name])
-            self._norms[name].append(squares([_dense(found)])[0])
+            self._norms[name].append(norm(_dense(found)))
 
     def _taken(self) -> tuple[Tensor, int]:
         """`Σ|h_u|²` by tensor (T,), and the number of backward passes since the last step; then none."""
-        device = next(iter(self.tensors.values())).device
-        zero = torch.zeros((), dtype=torch.float64, device=device)
-        found = [torch.stack(norms).sum().to(device) if norms else zero for norms in self._norms.values()]
-        number = max(len(norms) for norms in self._norms.values())
+        counts = [len(norms) for norms in self._norms.values()]
+        every = [one for norms in self._norms.values() for one in norms]
         self._norms = {name: [] for name in self.tensors}
-        return torch.stack(found), number
+        device = next(iter(self.tensors.values())).device
+        found = torch.zeros(len(counts), dtype=torch.float64, device=device)
+        if every:
+            places = [at for at, count in enumerate(counts) for _ in range(count)]
+            found.index_add_(0, torch.tensor(places, device=device), squared(every).to(device))
+        return found, max(counts)
 
     def _add(self, each: Tensor, together: Tensor, units: int) -> None:
         """One step: `Σ|h_u|²` and `|H|²` by tensor, and the number of microbatches of all processes."""
