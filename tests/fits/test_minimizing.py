@@ -167,3 +167,25 @@ def test_a_factor_that_the_data_push_below_zero_stays_on_its_bound():
     found = minimize(law, np.log(loss))
     assert found.theta[1] == law.low[1]
     assert 0 < found.theta[1] < 1e-5 * loss.min()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_few_points_around_a_curved_valley_have_their_optimum_reached_from_every_start(seed):
+    """There the second derivatives of the law matter: few points are inside δ."""
+    depth = np.tile([0.0, 1, 2, 3, 4, 5, 6, 7], 3)
+    loss = noisy(1.0 + 0.9 * (1 + 0.4 * depth) ** -0.55, 0.006, seed)
+    law = depth_recursion(depth, loss)
+    found = minimize(law, np.log(loss))
+    assert found.num_reached == found.num_starts
+
+    def one(theta):
+        (value,), (gradient,) = objective(law, np.log(loss), np.ones((1, 24)), theta[None])
+        return value, gradient
+
+    ends = [
+        optimize.minimize(
+            one, found.theta * (1 + 0.05 * shift), jac=True, method="BFGS", options={"gtol": 1e-9}
+        )
+        for shift in np.random.default_rng(seed).standard_normal((4, 4))
+    ]
+    assert found.value <= min(end.fun for end in ends) * (1 + 1e-5)

@@ -120,6 +120,22 @@ def test_a_standard_loss_that_rises_with_size_is_no_law(tmp_path):
     assert not any(one.what.startswith("standard") for one in made.alternatives)
 
 
+def test_a_standard_rate_that_diverges_at_larger_sizes_has_no_law(tmp_path):
+    made_of = []
+    for width in WIDTHS:
+        for steps in STEPS:
+            loss, ended = surface(parameters(width), steps * BATCH), "diverged" if width == 64 else "finished"
+            made_of += [outcome(planned(width, steps), loss)]
+            made_of += [outcome(standard(width, steps), loss, ended=ended)]
+    made = th.forecast(write(tmp_path / "diverging", made_of), TARGET, draws=50)
+    (note,) = [note for note in made.notes if "best at the smallest" in note]
+    assert note.endswith(f"{len(STEPS)} runs diverged, so there is no law of it.")
+    alone = [outcome(planned(width, steps), 2.0 + width**-0.5) for width in WIDTHS for steps in STEPS]
+    lost = [outcome(standard(width), 2.0, ended="diverged") for width in WIDTHS]
+    made = th.forecast(write(tmp_path / "lost", [*alone, *lost]), TARGET, draws=50)
+    assert any("The standard parameterization is left out" in note for note in made.notes)
+
+
 def test_the_interval_is_that_of_the_law_widened_by_what_larger_runs_needed(made):
     assert made.coverage.num_forecasts >= 20
     assert made.coverage.reach >= made.extrapolation / 4

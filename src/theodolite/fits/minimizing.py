@@ -25,6 +25,8 @@ DELTA = 1e-3
 """Beyond this log residual an error counts linearly. Real runs scatter more, so this is close to a median."""
 REACHED = 1e-4
 """A start has reached the optimum if its objective is at most this much above it, relatively."""
+APART = 5e-3
+"""Two searches of a draw that end further apart than this share may be in two minima."""
 RTOL = 1e-13
 """Relative change of the objective below which a step is no progress."""
 RTOL_OF_DRAWS = 1e-6
@@ -33,7 +35,7 @@ RTOL_OF_FACTORS = 1e-6
 """The same for the factors at given exponents, from where all constants move on."""
 PATIENCE = 6
 """Steps without progress, or refused at a damping above 1, after which a row has converged."""
-MOST_STEPS, MOST_STEPS_OF_DRAWS, MOST_STEPS_OF_FACTORS = 500, 150, 50
+MOST_STEPS, MOST_STEPS_OF_DRAWS, MOST_STEPS_OF_FACTORS = 3000, 150, 50
 SOFTER, HARDER = 1 / 5, 8.0
 """Factors on the damping after a step that was taken, and after one that was refused."""
 LEAST_DAMPING, MOST_DAMPING = 1e-4, 1e6
@@ -140,7 +142,7 @@ def bootstrap(
     chunk = max(10, min(100, AT_ONCE // (len(pair) * num * size)))
     for begin in range(0, draws, chunk):
         theta, value = _from_each(law, log_loss, weights[begin : begin + chunk], pair)
-        some = np.flatnonzero(value.max(1) > value.min(1) * (1 + REACHED) + 1e-9 * num)
+        some = np.flatnonzero(value.max(1) > value.min(1) * (1 + APART) + 1e-9 * num)
         best = theta[np.arange(len(theta)), value.argmin(1)]
         if len(some):
             theta, value = _from_each(law, log_loss, weights[begin + some], every)
@@ -179,29 +181,34 @@ def descend(
 ) -> tuple[Array, Array]:
     """Minimise every row from its own start, within the bounds: (θ, values).
 
-    Each step solves `JᵀDJ s = −g`, where D is Huber's second derivative, 1 inside δ and 0 outside, plus a
-    damping times `δ/|r|` outside. At damping 1 these are iteratively reweighted least squares, a bound of the
-    objective from above, so some step goes down; without damping they are Newton's, which end quickly. A row
-    has converged when six steps in a row bring less than `rtol` of its objective. `only` the first entries
-    of θ are moved, if given.
+    Each step solves `(JᵀDJ + S)s = −g`, where D is Huber's second derivative, 1 inside δ and 0 outside, plus
+    a damping times `δ/|r|` outside. At damping 1, without S, these are iteratively reweighted least squares,
+    a bound of the objective from above, so some step goes down. S approximates the second derivatives of the
+    law by what J changed in the steps before (a symmetric update of rank one), which matters where few points
+    are inside δ. A row has converged when six steps in a row bring less than `rtol` of its objective. `only`
+    the first entries of θ are moved, if given.
     """
     theta, num = np.clip(starts, law.low, law.high), len(starts)
-    moving = np.arange(theta.shape[1]) < (theta.shape[1] if only is None else only)
+    size = theta.shape[1]
+    moving = np.arange(size) < (size if only is None else only)
     predicted, derivative = law.evaluate(theta)
     residual = predicted - log_loss
     value = _huber(residual, weights)[0]
+    bend = np.zeros((num, size, size))
     damping, idle, rows = np.ones(num), np.zeros(num, dtype=np.intp), np.arange(num)
     for _ in range(most_steps):
         at, counts = theta[rows], weights[rows]
-        along = _step(law, at, residual[rows], derivative[rows], counts, damping[rows], moving)
+        along = _step(law, at, residual[rows], derivative[rows], counts, damping[rows], bend[rows], moving)
         tried = np.clip(at + along, law.low, law.high)
         predicted, slopes = law.evaluate(tried)
         off = predicted - log_loss
-        found = _huber(off, counts)[0]
+        found, pull, _ = _huber(off, counts)
         before = value[rows]
         progress = before - found > rtol * np.maximum(before, 1e-12)
         falls = found < before
         down = rows[falls]
+        turned = np.einsum("rpn,rn->rp", slopes[falls] - derivative[down], pull[falls])
+        _update(bend, down, (tried - at)[falls], turned)
         theta[down], residual[down], derivative[down], value[down] = (
             each[falls] for each in (tried, off, slopes, found)
         )
@@ -213,6 +220,15 @@ def descend(
     return theta, value
 
 
+def _update(bend: Array, rows: Indices, moved: Array, turned: Array) -> None:
+    """`S ← S + vvᵀ/vᵀs` with `v = t − Ss`, so that S then takes the step s to the change t it made."""
+    missing = turned - (bend[rows] * moved[:, None, :]).sum(2)
+    along = (missing * moved).sum(1)
+    told = np.abs(along) > 1e-8 * np.sqrt((missing**2).sum(1) * (moved**2).sum(1))
+    missing, along = missing[told], along[told]
+    bend[rows[told]] += missing[:, :, None] * missing[:, None, :] / along[:, None, None]
+
+
 def _huber(residual: Array, weights: Array) -> tuple[Array, Array, Array]:
     """Values (rows,), derivatives by the residuals (rows, n), and where these are inside δ."""
     clipped = np.minimum(np.maximum(residual, -DELTA), DELTA)
@@ -221,9 +237,16 @@ def _huber(residual: Array, weights: Array) -> tuple[Array, Array, Array]:
 
 
 def _step(
-    law: Law, at: Array, residual: Array, derivative: Array, weights: Array, damping: Array, moving: Flags
+    law: Law,
+    at: Array,
+    residual: Array,
+    derivative: Array,
+    weights: Array,
+    damping: Array,
+    bend: Array,
+    moving: Flags,
 ) -> Array:
-    """The damped Newton step of each row; zero for what a bound holds."""
+    """The damped Newton step of each row, without S where that is no descent; zero for what a bound holds."""
     _, pull, inside = _huber(residual, weights)
     gradient = np.einsum("rpn,rn->rp", derivative, pull)
     held = (at <= law.low) & (gradient > 0) | (at >= law.high) & (gradient < 0) | ~moving
@@ -233,7 +256,12 @@ def _step(
     scale = np.sqrt(np.einsum("rpp->rp", hessian))
     scale = np.where(held | (scale == 0), 1.0, scale)
     free = ~held / scale
-    hessian *= free[:, :, None] * free[:, None, :]
+    both = free[:, :, None] * free[:, None, :]
+    hessian *= both
     diagonal = np.einsum("rpp->rp", hessian)  # a view
     diagonal += RIDGE + 1e-6 * damping[:, None] + held
-    return -free * np.linalg.solve(hessian, (gradient * free)[:, :, None])[:, :, 0]
+    down = -(gradient * free)[:, :, None]
+    step = np.linalg.solve(hessian, down)
+    bent = np.linalg.solve(hessian + bend * both, down)
+    descends = (bent * down).sum((1, 2)) > 0
+    return free * np.where(descends[:, None, None], bent, step)[:, :, 0]

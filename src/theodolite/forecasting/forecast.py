@@ -323,30 +323,36 @@ def _standard(
             "(--parameterization plan,standard)."
         ]
     tuned = best_rate(standard, of_smallest(standard))
-    ways = {
-        f"standard, {rate_text(tuned)}, best at the smallest": at_rate(standard, tuned),
-        "standard, best rate of each size": at_own_best(standard),
-    }
+    diverged = sum(row["status"] == "diverged" and float(row["lr"]) == tuned for row in standard)
+    ways = (
+        (f"standard, {rate_text(tuned)}, best at the smallest", at_rate(standard, tuned), diverged),
+        ("standard, best rate of each size", at_own_best(standard), 0),
+    )
     found: list[Alternative | str] = []
-    for what, chosen in ways.items():
-        runs = sized(chosen, costs.of(map(network_of, chosen)))
+    for what, chosen, num in ways:
+        if num:
+            found.append(f"{what}: {counted(num, 'run')} diverged, so there is no law of it.")
+            continue
         try:
-            reason = rises(runs)
-            if reason is None:
-                form = require_form(runs, str(standard[0]["workload"]))
-                law = law_of(runs, form, draws=200)
-                require_within(law, at.parameters, at.tokens, str(standard[0]["workload"]))
-                loss = law.forecast(at.parameters, at.tokens, at.flop)
-                loss = loss.widened(coverage_of(runs, form).factor)
-                same = [
-                    FitEstimate(float(one), float(one), float(one), 0.0) for one in (at.parameters, at.tokens)
-                ]
-                found.append(Alternative(what, same[0], same[1], loss))
-                continue
+            runs = sized(chosen, costs.of(map(network_of, chosen)))
+            found.append(_standard_law(what, runs, str(standard[0]["workload"]), at))
         except UseError as error:
-            reason = str(error)
-        found.append(f"{what}: {reason}.")
+            found.append(f"{what}: {error}.")
     return found
+
+
+def _standard_law(what: str, runs: Sequence[SizedRun], workload: str, at: _Target) -> Alternative:
+    """What these runs foretell at the target."""
+    form = require_form(runs, workload)
+    if reason := rises(runs):
+        raise UseError(reason)
+    law = law_of(runs, form, draws=200)
+    require_within(law, at.parameters, at.tokens, workload)
+    loss = law.forecast(at.parameters, at.tokens, at.flop).widened(coverage_of(runs, form).factor)
+    parameters, tokens = (
+        FitEstimate(float(one), float(one), float(one), 0.0) for one in (at.parameters, at.tokens)
+    )
+    return Alternative(what, parameters, tokens, loss)
 
 
 def _curve(law: ScaleLaw, at: _Target, factor: float) -> tuple[CurvePoint, ...]:
