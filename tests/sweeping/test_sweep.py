@@ -544,3 +544,159 @@ def test_own_is_searched_once_whatever_the_optimizers(tiny, monkeypatch):
     assert len(searched) == 2 + 2  # trials, and half and twice the best
     assert sorted(family.title for family in made.families) == ["adamw, standard", "own", "sgd, standard"]
     assert [len(figure.panels) for figure in made.figures()] == [2, 2]
+
+
+BATCHES = ["--batches", "4:16", "--tokens", "32,64", "--lr", "2^-10,2^-7,2^-5,2^-2,2^5"]
+BATCHES += ["--seeds", "1", "--held-out", "1", "--engine", "serial", "--product"]
+BATCHES += ["--parameterization", "plan", "--horizon", "sde+timescale"]
+
+
+def test_a_command_sweeps_over_batches_and_tokens_and_measures_a_rule(tiny, capsys):
+    """One target for each example, and 8 examples in a usual batch."""
+    status, out, err = command(capsys, *BATCHES)
+    assert status == 0
+    sizes = [th.Size(8, 1, batch, tokens) for batch in (4, 8, 16) for tokens in (32, 64)]
+    assert f"{6 * 5} runs of 2 to 16 steps: batch 4, 32 tokens, batch 4, 64 tokens, " in err
+    rows = rows_in("sweep")
+    assert len(rows) == 6 * 5
+    for row in rows:
+        assert row["steps"] == row["planned_tokens"] / row["batch"] == row["tokens"] / row["batch"]
+        assert (row["base_batch"], row["base_planned_tokens"]) == (4, 32)
+        assert row["warmup"] == row["steps"] // 10
+        assert row["horizon"] == "sde+timescale"
+    one = Run(
+        *("mine.py:tiny", sizes[-1], 2**-5),
+        base=sizes[0],
+        seed=0,
+        steps=4,
+        held_out=1,
+        horizon="sde+timescale",
+    )
+    (row,) = [row for row in rows if row["identity"] == one.identity]
+    assert row["held_out"] == train(one, th.workload(one.workload).with_batch(16)).held_out
+    made = Sweep.load("sweep")
+    assert made.base == sizes[0]
+    assert [curve.size for curve in made.families[0].curves] == sizes
+    assert made.families[0].optimum(made.base).found  # a rate of 32 is too large, one of 2^-10 too small
+    table = out.rpartition("beyond the rates")[2]
+    assert {line.split()[0] for line in table.splitlines() if line.count("  ") > 3} >= {"none", "sde"}
+    # The same command runs nothing; further batches and tokens are added; another rule is another sweep.
+    assert "30 were there before, 0 finished" in command(capsys, *BATCHES)[2]
+    further = [{"4:16": "4:32", "32,64": "32,64,128"}.get(word, word) for word in BATCHES]
+    assert f"30 were there before, {4 * 3 * 5 - 30} finished" in command(capsys, *further)[2]
+    status, _, err = command(capsys, *BATCHES[:-1], "sde")
+    assert status == 2
+    assert "fixed.horizon is 'sde+timescale' there and 'sde' here" in err
+
+
+def test_the_rule_of_a_plan_beside_the_standard_belongs_to_the_sweep(tiny):
+    """In whichever order they are named."""
+    given = {
+        **GOOD,
+        "steps": None,
+        "batches": [4, 8],
+        "tokens": [32],
+        "parameterization": ["standard", "plan"],
+    }
+    sweep("mine.py:tiny", **given, horizon="sde")
+    with pytest.raises(UseError, match=r"fixed\.horizon is 'sde' there"):
+        sweep("mine.py:tiny", **given)
+
+
+def test_tokens_of_batches_are_those_of_the_steps_at_the_least_of_them(tiny):
+    made = sweep(
+        "mine.py:tiny", **GOOD | {"steps": 12, "parameterization": "plan"}, batches=[16, 4], warmup=4
+    )
+    assert {(row["batch"], row["planned_tokens"], row["steps"], row["warmup"]) for row in made.rows} == {
+        (4, 48, 12, 4),
+        (16, 48, 3, 1),  # as many tokens of warmup
+    }
+    assert made.base == th.Size(8, 1, 4, 48)
+
+
+def test_each_is_varied_alone_without_product(tiny):
+    given = {**GOOD, "steps": None, "parameterization": "plan", "widths": [8, 16], "batches": [4, 8]}
+    made = sweep("mine.py:tiny", **given, tokens=[32, 64], horizon="sde")
+    assert {curve.size for curve in made.families[0].curves} == {
+        th.Size(8, 1, 4, 32),
+        th.Size(16, 1, 4, 32),
+        th.Size(8, 1, 8, 32),
+        th.Size(8, 1, 4, 64),
+    }
+    named = [th.Size(8, 1, 4, 32), th.Size(8, 1, 8, 64)]
+    made = sweep("mine.py:tiny", **{**GOOD, "steps": None}, sizes=named, out="named")
+    assert [row["steps"] for row in made.rows] == [8] * 4
+
+
+def test_the_own_optimizer_is_swept_over_batches_too(tiny):
+    given = {**GOOD, "steps": None, "parameterization": ["own", "plan"], "horizon": "sde"}
+    made = sweep("mine.py:tiny", **given, batches=[4, 8], tokens=[32])
+    assert {(row["parameterization"], row["horizon"], row["batch"]) for row in made.rows} == {
+        *[("own", "none", 4), ("own", "none", 8), ("plan", "sde", 4), ("plan", "sde", 8)]
+    }
+    assert all(math.isfinite(row["held_out"]) for row in made.rows)
+    assert sweep("mine.py:tiny", **given, batches=[4, 8], tokens=[32]).report.before == 4
+
+
+def test_a_search_over_sizes_with_tokens_makes_their_steps(tiny):
+    pytest.importorskip("optuna")
+    given = {**GOOD, "steps": None, "lr": [2**-9, 2**-3], "parameterization": "plan", "search": "tpe"}
+    made = sweep("mine.py:tiny", **given, trials=3, batches=[4, 8], tokens=[32, 64])
+    assert {(row["batch"], row["planned_tokens"], row["steps"]) for row in made.rows} == {
+        (4, 32, 8),
+        (8, 32, 4),
+        (4, 64, 16),
+    }
+
+
+def test_the_tokens_of_a_workloads_own_size_count_unless_steps_are_given(tiny):
+    sized = dataclasses.replace(th.workload("mine.py:tiny"), size=th.Size(8, 1, tokens=48))
+    given = {**GOOD, "parameterization": "standard"}
+    made = sweep(sized, **{**given, "steps": None}, out="own")
+    assert {(row["steps"], row["planned_tokens"]) for row in made.rows} == {(6, 48)}
+    made = sweep(sized, **given, out="steps")
+    assert {(row["steps"], row.get("planned_tokens")) for row in made.rows} == {(4, None)}
+    made = sweep(sized, **{**given, "steps": None}, batches=[4, 8], out="batches")
+    assert {(row["batch"], row["steps"], row["planned_tokens"]) for row in made.rows} == {
+        *[(4, 12, 48), (8, 6, 48)]
+    }
+
+
+BATCH, BOTH = th.Size(8, 1, batch=4), th.Size(8, 1, batch=4, tokens=32)
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ({"tokens": [32], "steps": 4}, "steps is given, and steps follow from the batch and the tokens"),
+        ({"sizes": [BOTH], "steps": 4}, "steps is given, and steps follow"),
+        ({"base": BOTH, "batches": [4, 8], "steps": 4}, "steps is given, and steps follow"),
+        ({"tokens": [32], "axes": {"steps": [4, 8]}}, "steps is given, and steps follow"),
+        ({"batches": [4], "axes": {"warmup": [0, 1]}}, "warmup is given, and steps follow"),
+        ({"sizes": [BATCH], "batches": [4]}, "sizes and values of batch are both given"),
+        ({"sizes": [BATCH, th.Size(16, 1)]}, "Size(width=16, depth=1) has no batch and other sizes have one"),
+        ({"sizes": [BATCH], "base": BOTH}, "Size(width=8, depth=1, batch=4) has no tokens and other sizes"),
+        ({"sizes": [th.Size(16, 1)], "base": BATCH}, "Size(width=16, depth=1) has no batch and other sizes"),
+        ({"batches": [0]}, "batch is 0: give a positive whole number"),
+        ({"tokens": [2.5]}, "tokens is 2.5: give a positive whole number"),
+        ({"base": (8, 1)}, "base is (8, 1): give a Size, for example Size(256, 4)"),
+        ({"horizon": "sdee"}, "horizon is 'sdee'. Did you mean 'sde'?"),
+        ({"horizon": "sde", "parameterization": "plan", "axes": {"horizon": ["sde"]}}, "horizon is an axis"),
+    ],
+)
+@pytest.mark.parametrize("parameterization", ["standard", "plan"])
+def test_batches_and_tokens_that_do_not_fit_together_are_refused_before_any_run(
+    tiny, given, said, parameterization
+):
+    if parameterization == "standard" and "horizon" in given:
+        given = {**given, "parameterization": "plan"}
+    with pytest.raises(UseError) as refused:
+        sweep("mine.py:tiny", **{**GOOD, "steps": None, "parameterization": parameterization, **given})
+    assert said in str(refused.value)
+    assert {path.name for path in tiny.iterdir()} <= {"mine.py", "__pycache__"}
+
+
+def test_the_command_refuses_steps_beside_tokens(tiny, capsys):
+    status, _, err = command(capsys, "--lr", "2^-5", "--tokens", "32", "--steps", "4", "--engine", "serial")
+    assert status == 2
+    assert "steps is given, and steps follow from the batch and the tokens: leave it out" in err

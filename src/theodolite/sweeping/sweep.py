@@ -211,7 +211,8 @@ def usual_size(workload: Workload, batches: Sequence[int], tokens: Sequence[int]
     if not batches and not tokens:
         return workload.size if steps is None else dataclasses.replace(workload.size, tokens=None)
     batch = workload.size.batch or workload.usual_batch
-    seen = workload.tokens_in(USUAL_STEPS if steps is None else steps, min(batches, default=batch))
+    least = min((Size(1, 1, batch=each).batch or batch for each in batches), default=batch)
+    seen = workload.tokens_in(USUAL_STEPS if steps is None else steps, least)
     if steps is None and workload.size.tokens is not None:
         seen = workload.size.tokens
     return workload.size.at(batch=batch, tokens=seen)
