@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from theodolite.forecasting.result import Forecast
     from theodolite.growing.grow import grow
     from theodolite.growing.grown import Grown
+    from theodolite.launching.scale import scale
+    from theodolite.launching.sheet import LaunchSheet
     from theodolite.lr_finder import LrRange, find_lr
     from theodolite.planning import Groups, Plan, groups, plan
     from theodolite.surveying.auditing.audit import audit
@@ -74,6 +76,9 @@ __all__ = [
     "Sweep",
     "sweep",
     "fleet",
+    # all of it, from a small network to the launch of a large one
+    "LaunchSheet",
+    "scale",
     # which learning rates can be used
     "LrRange",
     "find_lr",
@@ -108,6 +113,7 @@ _HOMES = {
     "Forecast": "forecasting",
     "Groups": "planning",
     "Grown": "growing",
+    "LaunchSheet": "launching",
     "LrRange": "lr_finder",
     "Part": "anatomy",
     "Plan": "planning",
@@ -133,6 +139,7 @@ _HOMES = {
     "optimizers": None,
     "plan": "planning",
     "probes": None,
+    "scale": "launching",
     "surgery": None,
     "survey": "surveying",
     "sweep": "sweeping",

@@ -23,6 +23,7 @@ from theodolite.commands.ledger import ledger_app
 from theodolite.commands.lr import lr
 from theodolite.commands.output import only_results
 from theodolite.commands.plan import plan
+from theodolite.commands.scale import scale
 from theodolite.commands.stragglers import stragglers
 from theodolite.commands.study import study_app
 from theodolite.commands.survey import dissect, survey
@@ -38,7 +39,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (survey, audit, dissect, plan, groups, lr, sweep, grow, fit, stragglers):
+for command in (survey, audit, dissect, plan, groups, lr, sweep, scale, grow, fit, stragglers):
     app.command()(command)
 app.add_typer(forecast_app, name="forecast")
 app.add_typer(data_app, name="data")
@@ -133,6 +134,8 @@ def _theodolite(
       theodolite sweep gpt-sotu --widths 128,256,512 --lr 2^-12:2^-5    does the learning rate transfer
 
       theodolite forecast sweep --width 1024 --depth 4    what will the loss be there, and at what cost
+
+      theodolite scale gpt-sotu --to width=256,depth=4    all of this, up to the launch sheet
 
       theodolite grow my-llama/ --data text.txt    would one more block help, where, how sure
 

@@ -1,0 +1,310 @@
+"""What `scale` runs: which sizes, lengths, learning rates and seeds a budget pays for."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import ClassVar
+
+import torch
+
+from theodolite.anatomy.flop import flop
+from theodolite.core.batches import on_device, targets_in
+from theodolite.core.building import build_hollow, build_model, one_thread, untouched_randomness
+from theodolite.core.errors import UseError
+from theodolite.core.size import Size, rounded
+from theodolite.optimizers.schedule import DECAY_SHARE
+from theodolite.present.result import Block, Result
+from theodolite.present.text import Column, Table, counted, duration, number
+from theodolite.workloads import Workload
+
+USUAL_STEPS = 4000
+"""Of a target that names no tokens."""
+LEAST_STEPS = 64
+"""Of the shortest run."""
+NARROWEST, WIDEST_RATIO, DEEPEST_RATIO = 32, 8, 4
+"""The base is up to this much smaller than the target, and no narrower."""
+TIMED_STEPS = 2
+
+
+@dataclass(frozen=True)
+class Design:
+    """How much is run of everything."""
+
+    seeds: int
+    """For each learning rate at the base."""
+    lengths: tuple[int, ...]
+    """Tokens of the runs at the base, in units of the shortest."""
+    batches: tuple[int, ...]
+    """Batches at the base, in units of the smallest, if the target's is larger."""
+    law_lengths: tuple[int, ...]
+    law_seeds: int
+
+
+DESIGNS = (
+    Design(4, (1, 2, 4, 8), (1, 2, 4), (1, 2, 4, 8), 3),
+    Design(3, (1, 2, 4, 8), (1, 2, 4), (1, 2, 4, 8), 2),
+    Design(3, (1, 2, 4), (1, 4), (1, 2, 4), 2),
+    Design(3, (1, 4), (1, 4), (1, 2, 4), 1),
+)
+"""From the richest to the one that is the least."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Runs that answer one question."""
+
+    name: str
+    """Of its folder."""
+    question: str
+    sizes: tuple[Size, ...]
+    num_rates: int
+    seeds: int
+    runs: int
+    flop: float
+    seconds: float
+    """On one worker, as a few timed steps say."""
+
+
+@dataclass(frozen=True)
+class Preparation(Result):
+    """What will be run, what it costs, and how long it takes. Made by `prepare`."""
+
+    kind: ClassVar[str] = "preparation"
+    loads: ClassVar[bool] = True
+
+    workload: str
+    target: Size
+    """With its batch and tokens."""
+    target_flop: float
+    base: Size
+    """The smallest size, at which the learning rate is found; with the tokens of the shortest run."""
+    budget: float
+    """The part of the target's FLOP that may be used."""
+    rates: tuple[float, ...]
+    stages: tuple[Stage, ...]
+    workers: int
+
+    @property
+    def flop(self) -> float:
+        """Of all runs."""
+        return sum(stage.flop for stage in self.stages)
+
+    @property
+    def seconds(self) -> float:
+        """About how long all of it takes."""
+        return sum(stage.seconds for stage in self.stages) / self.workers
+
+    def stage(self, name: str) -> Stage:
+        """By name: `rate`, `transfer`, `law`."""
+        return next(stage for stage in self.stages if stage.name == name)
+
+    def blocks(self) -> Iterator[Block]:
+        """The target and the base, a row for each stage."""
+        yield (
+            f"{self.workload} to {self.target}: {number(self.target_flop)} FLOP\n"
+            f"from {self.base}; {self.flop / self.target_flop:.1%} of the target's FLOP"
+            f" (at most {self.budget:.1%}), about {duration(self.seconds)} with "
+            f"{counted(self.workers, 'worker')}"
+        )
+        yield self.table()
+
+    def table(self) -> Table:
+        """A row for each stage."""
+        rows = [
+            (
+                stage.question,
+                _listed(stage.sizes),
+                stage.num_rates,
+                stage.seeds,
+                stage.runs,
+                stage.flop / self.target_flop,
+            )
+            for stage in self.stages
+        ]
+        share = Column("of the target", show="{:.2%}".format)
+        return Table(("question", "sizes", "learning rates", "seeds", "runs", share), rows)
+
+
+def prepare(
+    workload: Workload,
+    to: Size,
+    *,
+    budget: float = 0.03,
+    base: Size | None = None,
+    rates: Sequence[float],
+    workers: int = 1,
+    device: str = "cpu",
+) -> Preparation:
+    """Choose what to run within a budget, from the richest design that fits.
+
+    Args:
+        workload: what is trained.
+        to: the target. Its batch is that of the workload by default, its tokens those of 4000 steps.
+        budget: the part of the target's FLOP that all runs together may use.
+        base: the smallest network; by default up to 8 times narrower and 4 times shallower than the target.
+        rates: learning rates to try at the base.
+        workers: runs at a time, for the estimate of the time.
+        device: on which steps are timed.
+    """
+    costs = _Costs(workload, device)
+    batch = to.batch or workload.size.batch or workload.usual_batch
+    tokens = to.tokens or workload.size.tokens or workload.tokens_in(USUAL_STEPS, batch)
+    target = Size(to.width, to.depth, batch, tokens)
+    small = _base(workload, target) if base is None else base.network
+    if not (small.width < target.width or small.depth < target.depth):
+        raise UseError(
+            f"the base is {small} and the target {target.network}: the base has to be narrower or shallower"
+        )
+    usual = min(workload.size.batch or workload.usual_batch, batch)
+    allowed = budget * costs.flop(target.network) * tokens
+    least = math.inf
+    for design in DESIGNS:
+        shortest = workload.tokens_in(LEAST_STEPS, usual)
+        made = _prepared(
+            workload, target, small.at(batch=usual, tokens=shortest), design, rates, costs, workers
+        )
+        room = allowed / made.flop
+        least = min(least, made.flop / made.target_flop)
+        if room >= 1:
+            longest = tokens / 4 / design.lengths[-1]  # so that something is left to forecast
+            tokens_here = max(shortest, int(min(shortest * room, longest)))
+            found = _prepared(
+                workload, target, small.at(batch=usual, tokens=tokens_here), design, rates, costs, workers
+            )
+            return replace(found, budget=budget)
+    raise UseError(
+        f"budget is {budget:.2%} of the target's {number(costs.flop(target.network) * tokens)} FLOP, and the "
+        f"least that tells anything takes {least:.2%}: give budget={least * 1.01:.3g}, a target with more "
+        "tokens, or a smaller base"
+    )
+
+
+def _prepared(
+    workload: Workload,
+    target: Size,
+    base: Size,
+    design: Design,
+    rates: Sequence[float],
+    costs: _Costs,
+    workers: int,
+) -> Preparation:
+    assert base.tokens is not None
+    assert base.batch is not None
+    assert target.batch is not None
+    lengths = [base.at(tokens=base.tokens * length) for length in design.lengths]
+    ratio = target.batch / base.batch
+    batches = [base.at(batch=base.batch * factor) for factor in design.batches if 1 < factor <= ratio]
+    wider = [base.network] + [
+        Size(base.width * w, base.depth * d)
+        for w, d in ((2, 1), (1, 2))
+        if base.width * w <= target.width and base.depth * d <= target.depth
+    ]
+    larger = [*wider[:2], Size(min(2 * base.width, target.width), min(2 * base.depth, target.depth))]
+    points = [
+        one.at(batch=base.batch, tokens=base.tokens * length)
+        for one in dict.fromkeys(larger)
+        for length in design.law_lengths
+    ]
+    few = min(3, len(rates))
+    stages = (
+        _stage("rate", "best learning rate, and how it follows tokens and batch", [*lengths, *batches],
+               len(rates), design.seeds, costs, shared=len(lengths)),
+        _stage("transfer", "does it hold for larger networks",
+               [one.at(batch=base.batch, tokens=base.tokens) for one in wider[1:]], few, design.seeds, costs),
+        _stage("law", "how the loss falls with size and tokens", points, 1, design.law_seeds, costs),
+    )  # fmt: skip
+    return Preparation(
+        workload=workload.name,
+        target=target,
+        target_flop=costs.flop(target.network) * (target.tokens or 0),
+        base=base,
+        budget=math.nan,
+        rates=tuple(rates),
+        stages=stages,
+        workers=workers,
+    )
+
+
+def _stage(
+    name: str, question: str, sizes: Sequence[Size], rates: int, seeds: int, costs: _Costs, shared: int = 0
+) -> Stage:
+    """`shared` of the sizes, the first ones, are lengths that share their beginning."""
+    distinct = list(dict.fromkeys(sizes))
+    tokens = [float(size.tokens or 0) for size in distinct]
+    for place in range(shared - 1):  # all but the longest make their decay alone
+        tokens[place] *= DECAY_SHARE
+    each = rates * seeds
+    work = [(size, seen * each) for size, seen in zip(distinct, tokens, strict=True)]
+    return Stage(
+        name=name,
+        question=question,
+        sizes=tuple(distinct),
+        num_rates=rates,
+        seeds=seeds,
+        runs=len(distinct) * each,
+        flop=sum(costs.flop(size.network) * seen for size, seen in work),
+        seconds=sum(costs.seconds(size) * seen for size, seen in work),
+    )
+
+
+class _Costs:
+    """FLOP and seconds of a workload for each target that it is trained on."""
+
+    def __init__(self, workload: Workload, device: str) -> None:
+        self._workload, self._device = workload, device
+        self.flop = cache(self._flop)
+        self._seconds_of = cache(self._timed)
+
+    def seconds(self, size: Size) -> float:
+        """Of one target, on one worker."""
+        return self._seconds_of(size.network, size.batch)
+
+    def _flop(self, network: Size) -> float:
+        batch = self._workload.draw(0, 0)
+        return flop(self._workload.build, batch[0], size=network).training / max(1, targets_in(batch))
+
+    def _timed(self, network: Size, num: int | None) -> float:
+        """A few steps without an optimizer, timed."""
+        workload = self._workload.with_batch(num)
+        with untouched_randomness(0), one_thread():
+            model = build_model(workload.build, network, seed=0).to(self._device).train()
+            batch = on_device(workload.draw(0, 0), self._device)
+            times = []
+            for _ in range(1 + TIMED_STEPS):
+                start = time.perf_counter()
+                workload.evaluate(model, batch).backward()
+                if torch.device(self._device).type == "cuda":
+                    torch.cuda.synchronize(self._device)
+                times.append(time.perf_counter() - start)
+        return 1.3 * min(times[1:]) / max(1, targets_in(batch))  # the optimizer, evaluations
+
+
+def _base(workload: Workload, target: Size) -> Size:
+    """The smallest network that can be built and is not too small to tell anything."""
+    depth = max(target.depth // DEEPEST_RATIO, min(target.depth, 2))
+    ratio = WIDEST_RATIO
+    while ratio > 1:
+        width, rest = divmod(target.width, ratio)
+        if rest == 0 and width >= NARROWEST:
+            try:
+                build_hollow(workload.build, Size(width, depth))
+                return Size(width, depth)
+            except Exception:  # a width that this network cannot have
+                pass
+        ratio //= 2
+    raise UseError(
+        f"the target is {target.network}, and no network of {', '.join(f'1/{r}' for r in (8, 4, 2))} of its "
+        f"width can be built with width {NARROWEST} or more: give base=Size(…)"
+    )
+
+
+def _listed(sizes: Sequence[Size]) -> str:
+    networks = dict.fromkeys(size.network for size in sizes)
+    lengths = sorted({size.tokens for size in sizes if size.tokens})
+    batches = sorted({size.batch for size in sizes if size.batch})
+    text = ", ".join(map(str, networks)) + f"; {' / '.join(map(rounded, lengths))} tokens"
+    return text + (f"; batch {' / '.join(map(str, batches))}" if len(batches) > 1 else "")
