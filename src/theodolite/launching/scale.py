@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -162,10 +163,12 @@ class _Runs:
     ) -> Forecast | str:
         """The loss of the target; why there is no forecast, if there is none. Made once for the same runs."""
         stage, path = self._todo.stage("law"), self._folder / "forecast.json"
-        self._sweep("law", stage.sizes, [rate.base], stage.seeds, horizon=str(horizon))
+        # Another rule, measured with more runs, has other runs.
+        folder = f"law-{re.sub('[^a-z0-9.]+', '-', str(horizon)).strip('-')}"
+        self._sweep("law", stage.sizes, [rate.base], stage.seeds, folder=folder, horizon=str(horizon))
         try:
             made = forecast(
-                self._folder / "law",
+                self._folder / folder,
                 self._todo.target,
                 lr=rate.base,
                 workload=workload,
@@ -203,7 +206,14 @@ class _Runs:
         return made
 
     def _sweep(
-        self, name: str, sizes: Sequence[Size], rates: Sequence[float], seeds: int, **fields: Any
+        self,
+        name: str,
+        sizes: Sequence[Size],
+        rates: Sequence[float],
+        seeds: int,
+        *,
+        folder: str | None = None,
+        **fields: Any,
     ) -> Sweep:
         made = sweep(
             self._workload,
@@ -212,7 +222,7 @@ class _Runs:
             lr=rates,
             seeds=seeds,
             parameterization="plan",
-            out=self._folder / name,
+            out=self._folder / (folder or name),
             progress=self._part(name),
             **self.fields,
             **fields,
@@ -264,8 +274,8 @@ def _rate_of(family: Family, todo: Preparation, decays: bool) -> tuple[Rate, Hor
         found = ", ".join(str(one) for one in fit.exponents) if fit is not None and known else "unknown"
         horizon, reach, said = Horizon("sde", timescale=decays), [math.nan], f"{found}, taken as √(m_B/m_D)"
         risks.append(
-            f"How the best rate follows tokens and batch is not known well ({found}): the plan takes the rule "
-            "sde, which is derived and not measured. A larger budget adds lengths and seeds."
+            f"How the best rate follows tokens and batch is not known well ({found}): the plan takes the "
+            "rule sde, which is derived and not measured. A larger budget adds lengths and seeds."
         )
     spread = optimum.interval.high / optimum.value if optimum.interval.known else math.nan
     octaves = math.sqrt(sum(one**2 for one in [math.log2(spread), *reach])) if spread > 0 else math.nan
