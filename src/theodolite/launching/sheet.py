@@ -14,7 +14,7 @@ from theodolite.launching.preparation import Preparation
 from theodolite.optimizers.horizon import Horizon
 from theodolite.planning import Plan
 from theodolite.present.figure import Figure
-from theodolite.present.result import Block, Heading, Result
+from theodolite.present.result import Block, Code, Heading, Result
 from theodolite.present.text import Table, number
 from theodolite.surveying import Survey
 from theodolite.sweeping import Family, Sweep
@@ -120,7 +120,7 @@ class LaunchSheet(Result):
             yield Heading("Risks")
             yield "\n".join(f"• {risk}" for risk in self.risks)
         yield Heading("Commands")
-        yield "\n".join(self.commands)
+        yield Code("\n".join(self.commands))
         yield Heading("Forecast")
         if self.forecast is None:
             yield f"There is none: {self.unforeseen}"

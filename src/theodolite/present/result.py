@@ -31,8 +31,15 @@ class Html:
     html: str
 
 
-Block = str | Heading | Table | Figure | Html
-"""What a result shows: paragraphs, titles, tables, figures."""
+@dataclass(frozen=True)
+class Code:
+    """Lines to copy."""
+
+    text: str
+
+
+Block = str | Heading | Table | Figure | Html | Code
+"""What a result shows: paragraphs, titles, tables, figures, lines to copy."""
 
 
 class Result:
@@ -134,7 +141,7 @@ class Result:
         for block in self.blocks():
             if isinstance(block, str):
                 texts.append("\n".join(wrapped(line, indent="  ") for line in block.splitlines()))
-            elif isinstance(block, Heading):
+            elif isinstance(block, Heading | Code):
                 texts.append(block.text)
             elif isinstance(block, Table):
                 texts.append(block.text())
@@ -152,6 +159,8 @@ def block_html(block: Block) -> str:
         return "".join(f"<p>{as_html(line)}</p>" for line in block.splitlines() if line)
     if isinstance(block, Heading):
         return f"<h2>{escape(block.text)}</h2>"
+    if isinstance(block, Code):
+        return f"<pre><code>{escape(block.text)}</code></pre>"
     if isinstance(block, Table):
         return block.html()
     return block.html if isinstance(block, Html) else f"<p>{escape(block.alt)}</p>"
