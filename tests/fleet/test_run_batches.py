@@ -152,8 +152,9 @@ def test_steps_that_do_not_see_the_tokens_of_the_size_are_refused() -> None:
     good, bad = run(24, 192, steps=8), run(24, 192, steps=12)
     check_plans([good], tiny.plain)
     words = r"steps is 12, and training at 16 × 2, batch 24, 192 tokens takes 8: give 8, or leave out the"
-    with pytest.raises(UseError, match=words):
-        check_plans([good, bad], tiny.plain)
+    for runs in ([good, bad], [bad, good]):
+        with pytest.raises(UseError, match=words):
+            check_plans(runs, tiny.plain)
     check_plans([run(24, None, steps=12)], tiny.plain)
 
 

@@ -71,8 +71,10 @@ def test_exponents_of_a_known_law_are_found():
     assert "the best rate goes as tokens^−0.30" in str(family)
 
 
-def test_intervals_cover_the_exponent_of_noisy_optima():
-    family = family_of(law(tokens=0.3, batch=0.5, noise=0.1))
+@pytest.mark.parametrize("rule, planned", [("none", (0.0, 0.0)), ("sde", (0.5, 0.5))])
+def test_intervals_cover_the_exponent_of_noisy_optima(rule, planned):
+    loss = law(tokens=0.3, batch=0.5, noise=0.1, planned=planned)
+    family = family_of(loss, horizon=rule, exponents=range(-12, -3))
     for one in family.horizon.exponents:
         truth = {"batch": 0.5, "tokens": -0.3}[one.along]
         assert one.interval.low < truth < one.interval.high
@@ -222,7 +224,9 @@ def spec(**given):
 def test_a_sweep_gives_the_measured_rule_of_its_plans():
     standard = rows(law(0.3, 0.5), parameterization="standard", horizon="none")
     planned = rows(law(0.2, 0.6, planned=(0.5, 0.5)), horizon="sde+timescale", exponents=range(-12, -3))
-    found = Sweep.of([*standard, *planned], spec())
+    own = rows(law(0.1, 0.1), parameterization="own", optimizer="own", horizon="none")
+    found = Sweep.of([*own, *standard, *planned], spec())
+    assert [family.parameterization for family in found.families] == ["own", "plan", "standard"]
     assert found.horizon == Horizon("power", 0.2, 0.6, timescale=True)
     assert Sweep.of(standard, spec()).horizon == Horizon("power", 0.3, 0.5)
     assert found.base == BASE
@@ -289,6 +293,7 @@ def test_lines_differ_in_one_thing_alone():
     assert [[size.tokens for size in line] for line in lines_of(GRID, "tokens")] == [[2**20, 2**22]] * 3
     assert lines_of(GRID, "width") == []
     assert lines_of([Size(64, 4), Size(128, 4)], "batch") == []
+    assert lines_of([Size(64, 4), Size(64, 4, batch=16)], "batch") == []
 
 
 @pytest.mark.parametrize(

@@ -628,6 +628,16 @@ def test_each_is_varied_alone_without_product(tiny):
     assert [row["steps"] for row in made.rows] == [8] * 4
 
 
+def test_smaller_batches_than_that_of_the_base_may_be_added_later(tiny):
+    given = {**GOOD, "steps": None, "parameterization": "plan", "base": th.Size(8, 1, batch=8)}
+    made = sweep("mine.py:tiny", **given, batches=[8, 16], tokens=[32])
+    assert made.base == th.Size(8, 1, 8, 32)
+    assert [row["steps"] for row in made.rows] == [4, 2]
+    more = sweep("mine.py:tiny", **given, batches=[4, 8, 16], tokens=[32])
+    assert (more.report.before, more.report.finished) == (2, 1)
+    assert {row["batch"]: row["base_batch"] for row in more.rows} == {4: 8, 8: 8, 16: 8}
+
+
 def test_the_own_optimizer_is_swept_over_batches_too(tiny):
     given = {**GOOD, "steps": None, "parameterization": ["own", "plan"], "horizon": "sde"}
     made = sweep("mine.py:tiny", **given, batches=[4, 8], tokens=[32])

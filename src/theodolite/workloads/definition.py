@@ -108,7 +108,8 @@ class Workload:
         """The same workload with `num` examples in a batch; None changes nothing.
 
         The examples of a run stay the same, in the same order: a batch k times as large is k of the usual
-        ones, one after the other. Held-out batches keep their size.
+        ones, one after the other. A batch function with an argument `num` draws the examples itself.
+        Held-out batches keep their size.
         """
         if num is None:
             return self
