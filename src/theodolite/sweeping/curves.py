@@ -197,10 +197,14 @@ def labels(sizes: Collection[Size]) -> dict[Size, str]:
     ['batch 16', 'batch 32']
     >>> list(labels([Size(64, 2), Size(128, 2)]).values())
     ['64 × 2', '128 × 2']
+    >>> list(labels([Size(64, 2, tokens=10_000), Size(64, 2, tokens=10_040)]).values())
+    ['10000 tokens', '10040 tokens']
     """
     networks, batches, tokens = (
         {getattr(size, name) for size in sizes} for name in ("network", "batch", "tokens")
     )
+    # Lengths that are the same in three digits are written in full.
+    exact = len({rounded(size.tokens) for size in sizes if size.tokens}) < len(tokens - {None})
     alike = max(map(len, (networks, batches, tokens)), default=1) == 1
 
     def label(size: Size) -> str:
@@ -208,7 +212,7 @@ def labels(sizes: Collection[Size]) -> dict[Size, str]:
         if size.batch is not None and (len(batches) > 1 or alike):
             parts.append(f"batch {size.batch}")
         if size.tokens is not None and (len(tokens) > 1 or alike):
-            parts.append(f"{rounded(size.tokens)} tokens")
+            parts.append(f"{size.tokens if exact else rounded(size.tokens)} tokens")
         return ", ".join(parts)
 
     return {size: label(size) for size in sizes}

@@ -243,7 +243,10 @@ def verdicts(family: Family) -> Iterator[str]:
         if any(curve.size.network != family.base.network for curve in family.curves):
             yield _growth_sentence(family, scale.text(source.best))
     for reach in family.reaches:
-        largest, where = family.labels[reach.largest], f"is not found at any smaller {reach.along}"
+        largest, where = (
+            family.labels[reach.largest],
+            f"is not found at any {'fewer tokens' if reach.along == 'tokens' else f'smaller {reach.along}'}",
+        )
         if reach.smallest is not None:
             where = f"is found from {family.labels[reach.smallest]} on, along the {reach.along}"
         yield f"reach: the best {scale.name} of {largest} {where}."
