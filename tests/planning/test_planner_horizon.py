@@ -63,7 +63,7 @@ FACTORS = {
     ("sgd with momentum", "sde+timescale"): (4 / 3 * (1 - 0.9**4) / (1 - 0.9), 1 / 3, None),
     ("muon", "sde"): (2 / 3 * NORMALISED, 1, math.sqrt(9 / 4)),
     ("muon", "sde+timescale"): (2 / 3 * NORMALISED, 2 / 3 / NORMALISED, math.sqrt(9 / 4)),
-    ("shampoo", "sde"): (1, 1, 9 / 4),
+    ("shampoo", "sde"): (1, 1, 9 / 4**2),
     ("shampoo", "timescale"): (1, 4 / 9, 1),
     ("sso", "power(0, 1)"): (4, None, 1),
 }

@@ -84,8 +84,8 @@ def page_and_data(page: Path, kind: type[Result]) -> Callable[[Result], str]:
     """Check that a page and its JSON can be written; gives the function that writes them and says where."""
     from theodolite.present.result import writable
 
-    data = page.with_suffix(".json")
     writable(page, kind.kind, (".html",))
+    data = page.with_suffix(".json")
     writable(data, kind.kind, (".json",))
     return lambda result: f"The page is {result.save(page)}, its data are in {result.save(data)}"
 

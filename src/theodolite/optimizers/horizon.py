@@ -11,14 +11,15 @@ sde        the random walk of the weights stays: `m_S` steps of independent nois
                lr ∝ m_B^((1+p)/2) / √m_D
 
            so √(m_B/m_D) for updates of a fixed size (Adam, Lion, Muon: p = 0), and m_B/√m_D for SGD (p = 1),
-           the linear rule in the batch. `lr·eps` stays, as for Adam's SDE: eps ∝ √(m_D/m_B), squared where
-           it is added to squares. Averages keep their half-life in tokens: a decay rate β becomes β^m_B.
+           the linear rule in the batch. `lr·eps` stays, as for Adam's SDE: eps ∝ √(m_D/m_B). Averages keep
+           their half-life in tokens: a decay rate β becomes β^m_B.
            Momentum that is normalised itself (Lion, Muon: A has one size however many gradients it averages)
            makes the steps depend on each other. With weights h on past gradients the sum of n steps has the
            variance n·lr²/Σh², so lr gets the further factor √(Σh² after / Σh² before): up to √m_B, for
            lr ∝ m_B/√m_D in all.
            Shampoo divides by a sum over all steps, so that its k-th step goes as 1/√k: the random walk has
-           the variance lr²·log(steps), and its learning rate stays.
+           the variance lr²·log(steps), and its learning rate stays. Its sum goes as m_S/m_B, and so
+           does the eps that is added to it.
 power      lr ∝ m_B^b·m_D^−a with given exponents; eps and averages stay
 timescale  alone or with the others: the weights are an average over `1/(lr·weight_decay)` steps of updates,
            and this stays the same share of all steps: lr·weight_decay ∝ m_B/m_D
@@ -316,4 +317,6 @@ class HorizonCase:
         # Where gradients are differentiated, eps is added to a second derivative, which has no such noise.
         noisy = horizon.rates == "sde" and not (spec is not None and spec.second_order)
         eps = math.sqrt(stretch.steps) ** eps_degree if noisy else 1.0
+        if noisy and spec is not None and spec.fades:  # it is added to a sum of squares over all steps
+            eps = stretch.steps / stretch.batch
         return HorizonFactors(rate, self.sums, self.mixing, decay, eps)

@@ -265,7 +265,8 @@ def _decay(case: Derivation) -> str:
 def _eps(case: Derivation) -> str:
     factor = case.explicit.eps / case.base.eps if case.base.eps else 1.0
     degree = case.explicit.eps_degree
-    own = [] if case.factors.eps == 1 else [("m_D/m_B" if degree == 2 else "√(m_D/m_B)", case.factors.eps)]
+    fades = case.spec is not None and case.spec.fades
+    own = [] if case.factors.eps == 1 else [("m_D/m_B²" if fades else "√(m_D/m_B)", case.factors.eps)]
     formula = _product(("ε", case.base.eps), ("f", factor), *_power(case, -degree), *own)
     compared = _written(case, factor, case.spec.eps.compared if case.spec and case.spec.eps else None)
     return f"{formula}\n" + (f"f = {compared}" if compared else "f: as the rule asks")

@@ -28,7 +28,7 @@ Make = Callable[[int, int], nn.Module]
 
 
 def looked_at(make: Make, inputs: Any, ready: bool) -> Anatomy:
-    return dissect(make(*dataclasses.astuple(SIZE)), inputs) if ready else dissect(make, inputs, size=SIZE)
+    return dissect(make(SIZE.width, SIZE.depth), inputs) if ready else dissect(make, inputs, size=SIZE)
 
 
 def plain_name(name: str) -> str:
@@ -260,7 +260,7 @@ def test_vectors_on_a_weight_of_fixed_size_belong_to_no_norm() -> None:
         parametrizations.spectral_norm(layer)
         register_parametrization(layer, "weight", Scaled(layer.weight, torch.ones(SIZE.width), "plain"))  # type: ignore[arg-type]
 
-    found = dissect(_tower(*dataclasses.astuple(SIZE), wrap=wrap), torch.zeros(2, 3))
+    found = dissect(_tower(SIZE.width, SIZE.depth, wrap=wrap), torch.zeros(2, 3))
     weight, vector = found["1.parametrizations.weight.original"], found["1.parametrizations.weight.1.b.alpha"]
     assert (weight.role, weight.scale_free) == ("hidden", True)
     assert (vector.role, vector.norm, vector.scale_free) == ("gain", None, False)
