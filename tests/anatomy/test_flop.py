@@ -170,7 +170,7 @@ def test_it_is_saved_and_loaded(tmp_path):
     [
         (lambda: flop(GPT, TOKENS), r"size is None.*Give size=Size"),
         (lambda: flop(nn.Linear(8, 4), torch.ones(10, 7)), "the forward pass of Linear failed"),
-        (lambda: flop(GPT, torch.ones(2, 4), size=Size(64, 1)), "the forward pass of GPT failed"),
+        (lambda: flop(GPT, (TOKENS, TOKENS, TOKENS), size=Size(64, 1)), "the forward pass of GPT failed"),
     ],
 )
 def test_what_cannot_be_counted_is_named(ask, words):
