@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from pathlib import Path
@@ -33,7 +34,7 @@ def scale(
     optimizer: Annotated[str, typer.Option(help="adamw, muon-kimi, …: see docs/rules.md.")] = "adamw",
     lr: Annotated[
         str | None,
-        typer.Option(metavar="LOW:HIGH", help="Learning rates to try at the base; 2^-11:2^-4 by default."),
+        typer.Option(metavar="LOW:HIGH", help="Learning rates to try at the base; 2^-9:2^-4 by default."),
     ] = None,
     weight_decay: Annotated[float, typer.Option(parser=number, help="Weight decay at the base.")] = 0.0,
     schedule: Annotated[
@@ -86,6 +87,7 @@ def scale(
         budget=_share(budget),
         base=small,
         rates=rates,
+        schedule=schedule,
         workers=(jobs or os.cpu_count() or 1) if device == "cpu" else 1,
         device=device,
     )
@@ -118,6 +120,9 @@ def _share(text: str) -> float:
     """A part of the target: `3%` or `0.03`."""
     part = text.strip()
     try:
-        return float(part[:-1]) / 100 if part.endswith("%") else float(part)
+        share = float(part[:-1]) / 100 if part.endswith("%") else float(part)
     except ValueError:
-        raise UseError(f"--budget {text}: write a percentage, for example --budget 3%") from None
+        share = math.nan
+    if not 0 < share <= 1:
+        raise UseError(f"--budget {text}: write a percentage up to 100%, for example --budget 3%")
+    return share

@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 from theodolite.core.size import Size
 from theodolite.forecasting import Forecast
 from theodolite.launching.preparation import Preparation
-from theodolite.optimizers.horizon import Horizon
+from theodolite.optimizers import OPTIMIZERS
+from theodolite.optimizers.horizon import Horizon, Stretch
 from theodolite.planning import Plan
 from theodolite.present.figure import Figure
 from theodolite.present.result import Block, Code, Heading, Result
@@ -49,6 +50,8 @@ class LaunchSheet(Result):
     target: Size
     date: str
     preparation: Preparation
+    spent: float
+    """FLOP of all small runs."""
     rate: Rate
     horizon: str
     moved: float
@@ -69,6 +72,7 @@ class LaunchSheet(Result):
     def of(
         *,
         preparation: Preparation,
+        spent: float,
         survey: Survey,
         rate: Rate,
         horizon: Horizon,
@@ -86,6 +90,7 @@ class LaunchSheet(Result):
             target=preparation.target,
             date=datetime.now(UTC).date().isoformat(),
             preparation=preparation,
+            spent=spent,
             rate=rate,
             horizon=str(horizon),
             moved=moved,
@@ -173,19 +178,17 @@ class LaunchSheet(Result):
             if hours is not None and self.forecast.tflops is not None:
                 cost += f", {number(hours)} hours at {number(self.forecast.tflops)} TFLOP/s"
             rows += [("held-out loss", str(self.forecast.loss)), ("cost", cost)]
-        share = self.preparation.flop / self.preparation.target_flop
+        share = self.spent / self.preparation.target_flop
         rows.append(("small runs", f"{share:.1%} of the target's FLOP"))
         return rows
 
     @property
     def _factor(self) -> float:
         """What the rule for batch and tokens multiplies the learning rate by."""
-        from theodolite.optimizers import OPTIMIZERS
-        from theodolite.optimizers.horizon import Stretch
-
         spec = OPTIMIZERS.get(self.plan.optimizer_name)
         stretch = Stretch.between(self.plan.base, self.plan.size)
-        return Horizon.of(self.horizon).rate(stretch, spec.degree if spec else 0)
+        fades = bool(spec and spec.fades)
+        return Horizon.of(self.horizon).rate(stretch, spec.degree if spec else 0, fades=fades)
 
 
 def _moved(family: Family) -> tuple[float, str]:
