@@ -21,6 +21,7 @@ from theodolite.optimizers.horizon import Horizon
 from theodolite.planning import Plan, plan
 from theodolite.surveying import Survey, survey
 from theodolite.sweeping import Family, Sweep, sweep
+from theodolite.sweeping.sweep import SHARED
 from theodolite.workloads import Workload
 from theodolite.workloads import workload as look_up
 
@@ -104,7 +105,16 @@ def scale(
         forecast=told,
         plan=made,
         risks=risks,
-        commands=_commands(chosen, todo, schedule, str(out)),
+        commands=_commands(
+            chosen,
+            repr(workload) if isinstance(workload, str) else None,
+            todo,
+            str(out),
+            forecast=isinstance(told, Forecast),
+            lr=rate.base,
+            fields={"optimizer": optimizer, "weight_decay": weight_decay, "schedule": schedule},
+            horizon=horizon,
+        ),
     )
     sheet.save(folder / "launch.json")
     sheet.save(folder / "launch.html")
@@ -291,16 +301,59 @@ def _rate_of(family: Family, todo: Preparation, decays: bool) -> tuple[Rate, Hor
     return Rate(base=_rounded(optimum.value), octaves=octaves, exponents=said), horizon, risks
 
 
-def _commands(workload: Workload, todo: Preparation, schedule: str, folder: str) -> tuple[str, ...]:
-    """How to launch, line by line."""
-    per_step = workload.tokens_in(1, todo.target.batch)
-    return (
-        f"plan = th.Plan.load('{folder}/plan.json', build)  # plan_torch.py is the same in plain PyTorch",
+def _commands(
+    workload: Workload,
+    name: str | None,
+    todo: Preparation,
+    folder: str,
+    *,
+    forecast: bool,
+    lr: float,
+    fields: Mapping[str, Any],
+    horizon: Horizon,
+) -> dict[str, str]:
+    """How to launch, and how to check the forecast: lines to copy, by what they are for."""
+    target, base, schedule = todo.target, todo.base, fields["schedule"]
+    per_step = workload.tokens_in(1, target.batch)
+    shared = schedule in SHARED  # then all small runs have the warmup of the shortest
+    warmup = workload.steps_for(base if shared else target) // 10
+    warmup_tokens = workload.tokens_in(warmup, base.batch if shared else target.batch)
+    find = (
+        [f"workload = th.workload({name})"] if name else ["# workload: the Workload that th.scale was given"]
+    )
+    given = {
+        "sizes": f"[th.{target!r}]",
+        "base": f"th.{base!r}",
+        "lr": f"2**{math.log2(lr):g}",
+        "parameterization": repr("plan"),
+        **{key: repr(value) for key, value in fields.items()},
+        "horizon": repr(str(horizon)),
+        **({"warmup": str(warmup)} if shared else {}),
+        "seeds": "1",
+        "out": repr(f"{folder}/target"),
+    }
+    own_loop = [
+        "import theodolite as th",
+        *find,
+        f"plan = th.Plan.load({f'{folder}/plan.json'!r}, workload.build)",
         "model = plan.build(seed=0)",
         "optimizer = plan.optimizer(model)",
-        f"scheduler = plan.schedule(optimizer, {schedule!r}, tokens_per_step={per_step})",
-        f"theodolite forecast check {folder}/forecast.json LEDGER  # afterwards: was the forecast right?",
-    )
+        f"scheduler = plan.schedule(optimizer, {schedule!r}, tokens_per_step={per_step}, "
+        f"warmup={warmup_tokens})",
+    ]
+    here = [
+        "import theodolite as th",
+        *([] if name else find),
+        f"th.sweep({name or 'workload'}, {', '.join(f'{key}={value}' for key, value in given.items())})",
+    ]
+    found = {
+        "In your own training loop, in Python; plan_torch.py is the plan without Theodolite": own_loop,
+        "Or let Theodolite train it, in Python": here,
+    }
+    if forecast:
+        check = f"theodolite forecast check {folder}/forecast.json {folder}/target"
+        found["Afterwards, in a shell: was the forecast right?"] = [check]
+    return {title: "\n".join(lines) for title, lines in found.items()}
 
 
 def _but_date(forecast: Forecast) -> dict[str, str]:
