@@ -25,7 +25,7 @@ from theodolite.workloads import Workload
 USUAL_STEPS = 4000
 """Of a target that names no tokens."""
 LAW_NETWORKS = 3
-LEAST_STEPS = 64
+LEAST_STEPS = 48
 """Of the shortest run."""
 NARROWEST, WIDEST_RATIO, DEEPEST_RATIO = 32, 8, 4
 """The base is up to this much smaller than the target, and no narrower."""
