@@ -344,15 +344,18 @@ def _commands(
     here = [
         "import theodolite as th",
         *([] if name else find),
-        f"th.sweep({name or 'workload'}, {', '.join(f'{key}={value}' for key, value in given.items())})",
+        "th.sweep(",
+        f"    {name or 'workload'},",
+        *(f"    {key}={value}," for key, value in given.items()),
+        ")",
     ]
     found = {
-        "In your own training loop, in Python; plan_torch.py is the plan without Theodolite": own_loop,
-        "Or let Theodolite train it, in Python": here,
+        "In your own training loop (Python; plan_torch.py is the plan without Theodolite):": own_loop,
+        "Or as a run of Theodolite (Python):": here,
     }
     if forecast:
         check = f"theodolite forecast check {folder}/forecast.json {folder}/target"
-        found["Afterwards, in a shell: was the forecast right?"] = [check]
+        found["After that run, to see whether the forecast was right (shell):"] = [check]
     return {title: "\n".join(lines) for title, lines in found.items()}
 
 

@@ -127,7 +127,7 @@ class LaunchSheet(Result):
             yield "\n".join(f"• {risk}" for risk in self.risks)
         yield Heading("Commands")
         for purpose, lines in self.commands.items():
-            yield f"{purpose}:"
+            yield purpose
             yield Code(lines)
         yield Heading("Forecast")
         if self.forecast is None:
