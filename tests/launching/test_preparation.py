@@ -77,7 +77,7 @@ def test_the_richest_design_that_fits_is_taken():
 
 
 def test_too_small_a_budget_names_the_least_that_works_and_it_does():
-    with pytest.raises(th.UseError, match="budget is 0.100% of the target's 8.15e") as refused:
+    with pytest.raises(th.UseError, match=r"budget is 0\.100% of the target's 8.15e") as refused:
         prepared(budget=0.001)
     named = float(re.search(r"give budget=([\d.]+)", str(refused.value))[1])
     assert prepared(budget=named).flop <= named * prepared(budget=named).target_flop

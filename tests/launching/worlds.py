@@ -66,9 +66,9 @@ TARGET = th.Size(32, 4, tokens=4000 * BATCH)
 class World:
     """The loss of every run: a law in parameters and tokens, times what a wrong learning rate costs.
 
-    The best base learning rate at 8 × 1 with a batch of 8 and `at` tokens is `2^best`. It goes as batch^`batch`
-    and tokens^−`tokens`, and moves by `moves` octaves with every doubling of the width. Seeds move it by
-    `noise` octaves.
+    The best base learning rate at 8 × 1 with a batch of 8 and `at` tokens is `2^best`. It goes as
+    batch^`batch` and tokens^−`tokens`, and moves by `moves` octaves with every doubling of the width. Seeds
+    move it by `noise` octaves.
     """
 
     best: float = -6.0
@@ -115,9 +115,7 @@ def in_world(
     """What `th.scale` finds in a world."""
     hurried(monkeypatch)
     monkeypatch.setattr(training, "train", world.train)
-    return th.scale(
-        TINY, to, **{"base": BASE, "budget": 0.2, "engine": "serial", "out": folder, **given}
-    )
+    return th.scale(TINY, to, **{"base": BASE, "budget": 0.2, "engine": "serial", "out": folder, **given})
 
 
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,12 +6,13 @@ import math
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated
 
 import typer
 
 from theodolite.commands.options import Device, Json, WorkloadName, look_up, number, parsed, target_of
 from theodolite.commands.output import print_result
+from theodolite.core.arguments import is_number
 from theodolite.core.errors import UseError
 
 
@@ -75,12 +76,11 @@ def scale(
     from theodolite.launching import scale as conduct
     from theodolite.launching.scale import RATES
     from theodolite.present.bar import Bar
-    from theodolite.sweeping.ranges import parse_axis
 
     chosen, start = look_up(workload)
     target, small = target_of(to, start), target_of(base, start, "--base")
     assert target is not None
-    rates = RATES if lr is None else cast("Any", parsed("--lr", lr, parse_axis))
+    rates = RATES if lr is None else _rates(lr)
     todo = prepare(
         chosen,
         target,
@@ -114,6 +114,18 @@ def scale(
     print(
         f"The launch sheet is {out / 'launch.html'}, its data are in {out / 'launch.json'}", file=sys.stderr
     )
+
+
+def _rates(text: str) -> list[float]:
+    """Learning rates: `2^-9:2^-4` or `0.001,0.003,0.01`."""
+    from theodolite.sweeping.ranges import parse_axis
+
+    found = parsed("--lr", text, parse_axis)
+    if not isinstance(found, list) or not all(is_number(rate) for rate in found):
+        raise UseError(
+            f"--lr {text}: give learning rates, for example --lr 2^-9:2^-4 or --lr 0.001,0.003,0.01"
+        )
+    return found
 
 
 def _share(text: str) -> float:

@@ -13,6 +13,8 @@ from theodolite.core.errors import UseError
 from theodolite.core.files import write_whole
 from theodolite.core.progress import Progress, part
 from theodolite.core.size import Size
+from theodolite.fleet.driver import check_engine
+from theodolite.fleet.engine import Resources
 from theodolite.forecasting import Forecast, forecast
 from theodolite.launching.preparation import Preparation, prepare
 from theodolite.launching.sheet import LaunchSheet, Rate
@@ -79,6 +81,7 @@ def scale(
     number("weight_decay", weight_decay, least=0)
     if tflops is not None:
         positive("tflops", tflops)
+    check_engine(engine, Resources(device=device))
     chosen = look_up(workload) if isinstance(workload, str) else workload
     rates = tuple(RATES if lr is None else lr)
     todo = prepared or prepare(
@@ -156,11 +159,14 @@ class _Runs:
         stage = self._todo.stage("rate")
         while True:
             made = self._sweep("rate", stage.sizes, self._rates, stage.seeds)
-            edges = {optimum.edge for optimum in made.families[0].optima}
             low, high = min(self._rates), max(self._rates)
-            further = {"low": [low / 4, low / 2], "high": [2 * high, 4 * high]}
-            wanted = [rate for edge, rates in further.items() if edge in edges for rate in rates]
-            if not wanted or self.spent + self._todo.further(len(wanted)) > self._todo.allowed:
+            there = {row["lr"] for row in made.rows}
+            begun = {edge for edge, out in (("low", min(there) < low), ("high", max(there) > high)) if out}
+            edges = begun or {optimum.edge for optimum in made.families[0].optima}
+            beyond = {"low": [low / 4, low / 2], "high": [2 * high, 4 * high]}
+            wanted = [rate for edge, rates in beyond.items() if edge in edges for rate in rates]
+            paid = self.spent + self._todo.further(len(wanted)) <= self._todo.allowed
+            if not wanted or not (begun or paid):
                 return made
             self._rates = sorted([*self._rates, *wanted])
 
