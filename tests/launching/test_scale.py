@@ -344,8 +344,8 @@ def test_where_the_budget_ends_before_the_best_rate_is_found_the_sheet_says_so(t
 def test_a_best_rate_that_moves_to_larger_networks_is_a_risk(tmp_path, monkeypatch):
     sheet = in_world(World(moves=-0.6), tmp_path, monkeypatch)
     assert sheet.moved == pytest.approx(0.6, abs=0.1)
-    (risk,) = [one for one in sheet.risks if "moved by" in one]
-    assert re.search(r"moved by 0\.\d\d octaves to larger networks, more than the 0\.5", risk)
+    (risk,) = [one for one in sheet.risks if "a plan allows" in one]
+    assert re.search(r"moves by 0\.\d\d octaves over 8 × 1, 8 × 2, 16 × 1: more than the 0\.5", risk)
 
 
 def test_without_a_law_there_is_no_forecast_and_no_crash(tmp_path, monkeypatch):

@@ -100,7 +100,7 @@ class LaunchSheet(Result):
             forecast=told,
             unforeseen=forecast if isinstance(forecast, str) else "",
             plan=plan,
-            risks=(*risks, *_risks(survey, moved, told, preparation)),
+            risks=(*risks, *_risks(survey, moved, said, told, preparation)),
             commands=commands,
             figures=tuple(figure for one in sweeps for figure in one.figures()),
         )
@@ -212,15 +212,12 @@ def _moved(family: Family) -> tuple[float, str]:
 
 
 def _risks(
-    survey: Survey, moved: float, forecast: Forecast | None, preparation: Preparation
+    survey: Survey, moved: float, transfer: str, forecast: Forecast | None, preparation: Preparation
 ) -> Iterator[str]:
     for finding in (*survey.at("fail"), *survey.at("warn")):
         yield f"{finding.sentence} ({finding.code})"
     if moved > MOVED:
-        yield (
-            f"The best learning rate moved by {moved:.2f} octaves to larger networks, more than the {MOVED} "
-            "that a plan allows."
-        )
+        yield f"{transfer[0].upper()}{transfer[1:]}: more than the {MOVED} that a plan allows."
     if math.isnan(moved):
         yield "The transfer to larger networks is not proved: the seeds do not tell their best rates apart."
     if forecast is None:
