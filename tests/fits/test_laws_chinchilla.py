@@ -163,3 +163,12 @@ def test_progress_is_told_and_ends_at_one():
     )
     assert told == sorted(told)
     assert told[-1] == 1
+
+
+def test_where_neither_size_matters_there_is_no_best_split_and_no_crash():
+    parameters, tokens = np.repeat([1e3, 2e3, 4e3], 3), np.tile([1e4, 2e4, 4e4], 3)
+    fit = fits.chinchilla(parameters=parameters, tokens=tokens, loss=np.full(9, 2.0), draws=20)
+    assert fit.predict(parameters=1e6, tokens=1e7).value == pytest.approx(2.0)
+    best = fit.optimal(compute=1e12)
+    assert np.isnan(best["parameters"].value)
+    assert np.isnan(fit.constants["p"].value)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated
 
 import typer
 
 from theodolite.commands.options import Device, Json, WorkloadName, look_up, number, parsed, target_of
 from theodolite.commands.output import print_result
+from theodolite.core.arguments import is_number
 from theodolite.core.errors import UseError
 
 
@@ -33,7 +35,7 @@ def scale(
     optimizer: Annotated[str, typer.Option(help="adamw, muon-kimi, …: see docs/rules.md.")] = "adamw",
     lr: Annotated[
         str | None,
-        typer.Option(metavar="LOW:HIGH", help="Learning rates to try at the base; 2^-11:2^-4 by default."),
+        typer.Option(metavar="LOW:HIGH", help="Learning rates to try at the base; 2^-9:2^-4 by default."),
     ] = None,
     weight_decay: Annotated[float, typer.Option(parser=number, help="Weight decay at the base.")] = 0.0,
     schedule: Annotated[
@@ -74,18 +76,18 @@ def scale(
     from theodolite.launching import scale as conduct
     from theodolite.launching.scale import RATES
     from theodolite.present.bar import Bar
-    from theodolite.sweeping.ranges import parse_axis
 
     chosen, start = look_up(workload)
     target, small = target_of(to, start), target_of(base, start, "--base")
     assert target is not None
-    rates = RATES if lr is None else cast("Any", parsed("--lr", lr, parse_axis))
+    rates = RATES if lr is None else _rates(lr)
     todo = prepare(
         chosen,
         target,
         budget=_share(budget),
         base=small,
         rates=rates,
+        schedule=schedule,
         workers=(jobs or os.cpu_count() or 1) if device == "cpu" else 1,
         device=device,
     )
@@ -114,10 +116,25 @@ def scale(
     )
 
 
+def _rates(text: str) -> list[float]:
+    """Learning rates: `2^-9:2^-4` or `0.001,0.003,0.01`."""
+    from theodolite.sweeping.ranges import parse_axis
+
+    found = parsed("--lr", text, parse_axis)
+    if not isinstance(found, list) or not all(is_number(rate) for rate in found):
+        raise UseError(
+            f"--lr {text}: give learning rates, for example --lr 2^-9:2^-4 or --lr 0.001,0.003,0.01"
+        )
+    return found
+
+
 def _share(text: str) -> float:
     """A part of the target: `3%` or `0.03`."""
     part = text.strip()
     try:
-        return float(part[:-1]) / 100 if part.endswith("%") else float(part)
+        share = float(part[:-1]) / 100 if part.endswith("%") else float(part)
     except ValueError:
-        raise UseError(f"--budget {text}: write a percentage, for example --budget 3%") from None
+        share = math.nan
+    if not 0 < share <= 1:
+        raise UseError(f"--budget {text}: write a percentage up to 100%, for example --budget 3%")
+    return share

@@ -222,14 +222,20 @@ def _predict_sum(terms: Terms, constants: Mapping[str, Any], at: Mapping[str, An
 
 
 def _optimal_chinchilla(constants: Mapping[str, Any], at: Mapping[str, Any]) -> dict[str, Any]:
-    alpha, beta = constants["alpha"], constants["beta"]
+    alpha, beta = np.asarray(constants["alpha"], float), np.asarray(constants["beta"], float)
     product = at["compute"] / 6
-    balance = (alpha * constants["A"] / (beta * constants["B"])) ** (1 / (alpha + beta))
-    best = {
-        "parameters": balance * product ** (beta / (alpha + beta)),
-        "tokens": product ** (alpha / (alpha + beta)) / balance,
-    }
-    return best | _predict_sum(SIZES, constants, best)
+    with np.errstate(all="ignore"):  # where a term vanishes there is no best split: it is nan or infinite
+        balance = (alpha * constants["A"] / (beta * constants["B"])) ** (1 / (alpha + beta))
+        best = {
+            "parameters": balance * product ** (beta / (alpha + beta)),
+            "tokens": product ** (alpha / (alpha + beta)) / balance,
+        }
+        return best | _predict_sum(SIZES, constants, best)
+
+
+def _share_of_parameters(constants: Mapping[str, Any]) -> dict[str, Any]:
+    with np.errstate(all="ignore"):  # nan without exponents
+        return {"p": np.asarray(constants["beta"], float) / (constants["alpha"] + constants["beta"])}
 
 
 def _draw_chinchilla(fit: Fit) -> Figure:
@@ -281,7 +287,7 @@ CHINCHILLA = Form(
     predict=partial(_predict_sum, SIZES),
     optimal_at="compute",
     optimal=_optimal_chinchilla,
-    derived=lambda constants: {"p": constants["beta"] / (constants["alpha"] + constants["beta"])},
+    derived=_share_of_parameters,
 )
 POWER = Form(
     name="power",

@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar
 
 import torch
 
 from theodolite.anatomy.flop import flop
+from theodolite.core.arguments import number as check_number
+from theodolite.core.arguments import one_of, positive
 from theodolite.core.batches import on_device, targets_in
 from theodolite.core.building import build_hollow, build_model, one_thread, untouched_randomness
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size, rounded
-from theodolite.optimizers.schedule import DECAY_SHARE
+from theodolite.optimizers.schedule import KINDS, LRFactor
 from theodolite.present.result import Block, Result
 from theodolite.present.text import Column, Table, counted, duration, number
 from theodolite.workloads import Workload
 
 USUAL_STEPS = 4000
 """Of a target that names no tokens."""
-LEAST_STEPS = 64
+LAW_NETWORKS = 3
+LEAST_STEPS = 48
 """Of the shortest run."""
 NARROWEST, WIDEST_RATIO, DEEPEST_RATIO = 32, 8, 4
 """The base is up to this much smaller than the target, and no narrower."""
+FEWEST_RATES = 3
 TIMED_STEPS = 2
+FURTHER = 2
+"""Learning rates that the budget keeps in reserve, for where the best is the last one tried."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,16 @@ class Preparation(Result):
         return sum(stage.flop for stage in self.stages)
 
     @property
+    def allowed(self) -> float:
+        """FLOP that all runs together may take."""
+        return self.budget * self.target_flop
+
+    def further(self, num: int) -> float:
+        """FLOP of more learning rates at the base."""
+        stage = self.stage("rate")
+        return num * stage.flop / stage.num_rates
+
+    @property
     def seconds(self) -> float:
         """About how long all of it takes."""
         return sum(stage.seconds for stage in self.stages) / self.workers
@@ -106,9 +121,9 @@ class Preparation(Result):
         """The target and the base, a row for each stage."""
         yield (
             f"{self.workload} to {self.target}: {number(self.target_flop)} FLOP\n"
-            f"from {self.base}; {self.flop / self.target_flop:.1%} of the target's FLOP"
-            f" (at most {self.budget:.1%}), about {duration(self.seconds)} with "
-            f"{counted(self.workers, 'worker')}"
+            f"from {self.base}: {self.flop / self.target_flop:.2%} of the target's FLOP"
+            f" (at most {self.budget:.2%}; {FURTHER} more learning rates are kept in reserve), about "
+            f"{duration(self.seconds)} with {counted(self.workers, 'worker')}"
         )
         yield self.table()
 
@@ -136,6 +151,7 @@ def prepare(
     budget: float = 0.03,
     base: Size | None = None,
     rates: Sequence[float],
+    schedule: str = "wsd",
     workers: int = 1,
     device: str = "cpu",
 ) -> Preparation:
@@ -147,86 +163,107 @@ def prepare(
         budget: the part of the target's FLOP that all runs together may use.
         base: the smallest network; by default up to 8 times narrower and 4 times shallower than the target.
         rates: learning rates to try at the base.
+        schedule: of all runs. With `wsd` and `constant` runs of several lengths share their beginning.
         workers: runs at a time, for the estimate of the time.
         device: on which steps are timed.
     """
-    costs = _Costs(workload, device)
+    _check(to, base, budget, rates, schedule)
     batch = to.batch or workload.size.batch or workload.usual_batch
     tokens = to.tokens or workload.size.tokens or workload.tokens_in(USUAL_STEPS, batch)
     target = Size(to.width, to.depth, batch, tokens)
-    small = _base(workload, target) if base is None else base.network
-    if not (small.width < target.width or small.depth < target.depth):
+    small = _base(workload, target) if base is None else base
+    if small.width > target.width or small.depth > target.depth or small == target.network:
         raise UseError(
-            f"the base is {small} and the target {target.network}: the base has to be narrower or shallower"
+            f"the base is {small} and the target {target.network}: the base has to be narrower or shallower, "
+            "and neither wider nor deeper"
         )
+    costs = _Costs(workload, schedule, device)
+    target_flop = costs.flop(target.network) * tokens
     usual = min(workload.size.batch or workload.usual_batch, batch)
-    allowed = budget * costs.flop(target.network) * tokens
-    least = math.inf
-    for design in DESIGNS:
-        shortest = workload.tokens_in(LEAST_STEPS, usual)
-        made = _prepared(
-            workload, target, small.at(batch=usual, tokens=shortest), design, rates, costs, workers
+    shortest = workload.tokens_in(LEAST_STEPS, usual)
+    short = [design for design in DESIGNS if shortest * design.lengths[-1] <= tokens]
+    if not short:
+        num = LEAST_STEPS * min(design.lengths[-1] for design in DESIGNS)
+        raise UseError(
+            f"the target has {rounded(tokens)} tokens, and the small runs alone take up to {num} steps: give "
+            f"it tokens={workload.tokens_in(num, usual)} or more"
         )
-        room = allowed / made.flop
-        least = min(least, made.flop / made.target_flop)
-        if room >= 1:
+
+    def made(design: Design, seen: int) -> Preparation:
+        at = small.at(batch=usual, tokens=seen)
+        stages = _stages(target, at, design, tuple(rates), costs)
+        return Preparation(
+            workload.name, target, target_flop, at, budget, tuple(rates), stages, max(1, workers)
+        )
+
+    def whole(one: Preparation) -> float:
+        return one.flop + one.further(FURTHER)
+
+    least = [whole(made(design, shortest)) / target_flop for design in short]
+    for design, needed in zip(short, least, strict=True):
+        if needed <= budget:
             longest = tokens / 4 / design.lengths[-1]  # so that something is left to forecast
-            tokens_here = max(shortest, int(min(shortest * room, longest)))
-            found = _prepared(
-                workload, target, small.at(batch=usual, tokens=tokens_here), design, rates, costs, workers
-            )
-            return replace(found, budget=budget)
+            steps = int(LEAST_STEPS * max(1.0, min(budget / needed, longest / shortest)))
+            steps -= steps % design.batches[-1]  # so that the largest batch makes whole steps
+            while whole(found := made(design, workload.tokens_in(steps, usual))) > found.allowed:
+                steps -= design.batches[-1]  # decays are whole steps too
+            return found
+    way = f"budget={min(least) * 1.01:.3g}, " if min(least) * 1.01 < 1 else ""
     raise UseError(
-        f"budget is {budget:.2%} of the target's {number(costs.flop(target.network) * tokens)} FLOP, and the "
-        f"least that tells anything takes {least:.2%}: give budget={least * 1.01:.3g}, a target with more "
-        "tokens, or a smaller base"
+        f"budget is {budget:.3%} of the target's {number(target_flop)} FLOP, and the least that tells "
+        f"anything takes {min(least):.3%}: give {way}a target with more tokens, or a smaller base"
     )
 
 
-def _prepared(
-    workload: Workload,
-    target: Size,
-    base: Size,
-    design: Design,
-    rates: Sequence[float],
-    costs: _Costs,
-    workers: int,
-) -> Preparation:
+def _check(to: Size, base: Size | None, budget: float, rates: Sequence[float], schedule: str) -> None:
+    for name, size in (("to", to), ("base", base)):
+        if not isinstance(size, Size) and not (name == "base" and size is None):
+            raise UseError(f"{name} is {size!r}: give a Size, for example Size(256, 4)")
+    if base is not None and base != base.network:
+        raise UseError(
+            f"base is {base}: its batch and tokens follow from the budget, so give Size({base.width}, "
+            f"{base.depth})"
+        )
+    check_number("budget", budget, least=1e-9, most=1)
+    for rate in rates:
+        positive("lr", rate)
+    if len(set(rates)) < FEWEST_RATES:
+        raise UseError(f"lr is {list(rates)}: give {FEWEST_RATES} learning rates or more, as 2^-10:2^-4")
+    one_of("schedule", schedule, KINDS)
+
+
+def _stages(
+    target: Size, base: Size, design: Design, rates: tuple[float, ...], costs: _Costs
+) -> tuple[Stage, ...]:
     assert base.tokens is not None
     assert base.batch is not None
     assert target.batch is not None
     lengths = [base.at(tokens=base.tokens * length) for length in design.lengths]
     ratio = target.batch / base.batch
     batches = [base.at(batch=base.batch * factor) for factor in design.batches if 1 < factor <= ratio]
-    wider = [base.network] + [
-        Size(base.width * w, base.depth * d)
-        for w, d in ((2, 1), (1, 2))
-        if base.width * w <= target.width and base.depth * d <= target.depth
-    ]
-    larger = [*wider[:2], Size(min(2 * base.width, target.width), min(2 * base.depth, target.depth))]
+
+    def networks(*factors: tuple[int, int]) -> list[Size]:
+        """The base and larger ones, none larger than the target."""
+        sizes = [
+            Size(
+                min(w * base.width, target.width), min(d * base.depth, target.depth), base.batch, base.tokens
+            )
+            for w, d in ((1, 1), *factors)
+        ]
+        return list(dict.fromkeys(sizes))
+
     points = [
-        one.at(batch=base.batch, tokens=base.tokens * length)
-        for one in dict.fromkeys(larger)
+        one.at(tokens=base.tokens * length)
+        for one in networks((2, 1), (2, 2), (4, 1), (1, 2), (1, 4))[:LAW_NETWORKS]
         for length in design.law_lengths
     ]
-    few = min(3, len(rates))
-    stages = (
+    return (
         _stage("rate", "best learning rate, and how it follows tokens and batch", [*lengths, *batches],
                len(rates), design.seeds, costs, shared=len(lengths)),
-        _stage("transfer", "does it hold for larger networks",
-               [one.at(batch=base.batch, tokens=base.tokens) for one in wider[1:]], few, design.seeds, costs),
+        _stage("transfer", "does it hold for larger networks", networks((2, 1), (1, 2)), FEWEST_RATES,
+               design.seeds, costs),
         _stage("law", "how the loss falls with size and tokens", points, 1, design.law_seeds, costs),
     )  # fmt: skip
-    return Preparation(
-        workload=workload.name,
-        target=target,
-        target_flop=costs.flop(target.network) * (target.tokens or 0),
-        base=base,
-        budget=math.nan,
-        rates=tuple(rates),
-        stages=stages,
-        workers=workers,
-    )
 
 
 def _stage(
@@ -236,7 +273,7 @@ def _stage(
     distinct = list(dict.fromkeys(sizes))
     tokens = [float(size.tokens or 0) for size in distinct]
     for place in range(shared - 1):  # all but the longest make their decay alone
-        tokens[place] *= DECAY_SHARE
+        tokens[place] *= costs.alone(distinct[place])
     each = rates * seeds
     work = [(size, seen * each) for size, seen in zip(distinct, tokens, strict=True)]
     return Stage(
@@ -254,8 +291,8 @@ def _stage(
 class _Costs:
     """FLOP and seconds of a workload for each target that it is trained on."""
 
-    def __init__(self, workload: Workload, device: str) -> None:
-        self._workload, self._device = workload, device
+    def __init__(self, workload: Workload, schedule: str, device: str) -> None:
+        self._workload, self._schedule, self._device = workload, schedule, device
         self.flop = cache(self._flop)
         self._seconds_of = cache(self._timed)
 
@@ -263,9 +300,18 @@ class _Costs:
         """Of one target, on one worker."""
         return self._seconds_of(size.network, size.batch)
 
+    def alone(self, size: Size) -> float:
+        """The share of its steps that a run does not have in common with a longer one."""
+        steps = self._workload.steps_for(size)
+        return 1 - LRFactor(self._schedule, steps).stable_until / steps
+
     def _flop(self, network: Size) -> float:
         batch = self._workload.draw(0, 0)
-        return flop(self._workload.build, batch[0], size=network).training / max(1, targets_in(batch))
+        try:
+            return flop(self._workload.build, batch[0], size=network).training / max(1, targets_in(batch))
+        except UseError:  # the forecast says so
+            model = build_hollow(self._workload.build, network)
+            return 6.0 * sum(tensor.numel() for tensor in model.parameters())
 
     def _timed(self, network: Size, num: int | None) -> float:
         """A few steps without an optimizer, timed."""

@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from theodolite.core.arguments import number, one_of
+from theodolite.core.arguments import number, one_of, positive
 from theodolite.core.errors import UseError
 from theodolite.core.files import write_whole
 from theodolite.core.progress import Progress, part
 from theodolite.core.size import Size
+from theodolite.fleet.driver import check_engine
+from theodolite.fleet.engine import Resources
 from theodolite.forecasting import Forecast, forecast
 from theodolite.launching.preparation import Preparation, prepare
 from theodolite.launching.sheet import LaunchSheet, Rate
@@ -21,6 +23,7 @@ from theodolite.optimizers.horizon import Horizon
 from theodolite.planning import Plan, plan
 from theodolite.surveying import Survey, survey
 from theodolite.sweeping import Family, Sweep, sweep
+from theodolite.sweeping.sweep import SHARED
 from theodolite.workloads import Workload
 from theodolite.workloads import workload as look_up
 
@@ -28,8 +31,6 @@ RATES = tuple(2.0**exponent for exponent in range(-9, -3))
 """Learning rates that are tried for optimizers with updates of entries of about one."""
 LOOSE = 0.25
 """Exponents that are not known better than this are not used."""
-EXTENSIONS = 3
-"""How often two octaves are added where the best learning rate is the last one tried."""
 SHARES = {"survey": 0.1, "rate": 0.45, "transfer": 0.6, "law": 0.95, "sheet": 1.0}
 """About where each stage ends."""
 
@@ -65,7 +66,7 @@ def scale(
         base: the smallest network; by default up to 8 times narrower and 4 times shallower than the target.
         optimizer: a name in `theodolite.optimizers.OPTIMIZERS`.
         lr: learning rates to try at the base; by default 2^-9 to 2^-4. Two octaves are added where the best
-            is the last.
+            is the last, as long as the budget lasts.
         weight_decay: at the base. Where there is some, the target's keeps the same timescale.
         schedule: of all runs. With `wsd` runs of several lengths share their beginning.
         out: the folder.
@@ -77,15 +78,18 @@ def scale(
         progress: called with what is being done and the fraction done.
     """
     one_of("optimizer", optimizer, tuple(OPTIMIZERS))
-    number("budget", budget, least=1e-9, most=1)
+    number("weight_decay", weight_decay, least=0)
+    if tflops is not None:
+        positive("tflops", tflops)
+    check_engine(engine, Resources(device=device))
     chosen = look_up(workload) if isinstance(workload, str) else workload
     rates = tuple(RATES if lr is None else lr)
-    if len(rates) < 3:
-        raise UseError(f"lr is {list(rates)}: give three learning rates or more, as 2^-10:2^-4")
+    todo = prepared or prepare(
+        chosen, to, budget=budget, base=base, rates=rates, schedule=schedule, device=device
+    )
     folder = Path(out).expanduser()
     folder.mkdir(parents=True, exist_ok=True)
-    todo = prepared or prepare(chosen, to, budget=budget, base=base, rates=rates, device=device)
-    runs = _Runs(workload, todo, folder, progress, rates)
+    runs = _Runs(workload, todo, folder, progress)
     runs.fields = {"optimizer": optimizer, "weight_decay": weight_decay, "schedule": schedule}
     runs.fields |= {"engine": engine, "device": device, "jobs": jobs}
     found = runs.survey(chosen)
@@ -96,6 +100,7 @@ def scale(
     made = runs.plan(chosen, optimizer, rate, weight_decay, horizon)
     sheet = LaunchSheet.of(
         preparation=todo,
+        spent=runs.spent,
         survey=found,
         rate=rate,
         horizon=horizon,
@@ -103,7 +108,16 @@ def scale(
         forecast=told,
         plan=made,
         risks=risks,
-        commands=_commands(chosen, todo, schedule, str(out)),
+        commands=_commands(
+            chosen,
+            repr(workload) if isinstance(workload, str) else None,
+            todo,
+            str(out),
+            forecast=isinstance(told, Forecast),
+            lr=rate.base,
+            fields={"optimizer": optimizer, "weight_decay": weight_decay, "schedule": schedule},
+            horizon=horizon,
+        ),
     )
     sheet.save(folder / "launch.json")
     sheet.save(folder / "launch.html")
@@ -121,10 +135,14 @@ class _Runs:
         todo: Preparation,
         folder: Path,
         progress: Progress | None,
-        rates: Sequence[float],
     ) -> None:
         self._workload, self._todo, self._folder, self._progress = workload, todo, folder, progress
-        self._rates = [*rates]
+        self._rates = [*todo.rates]
+
+    @property
+    def spent(self) -> float:
+        """FLOP of all runs."""
+        return self._todo.flop + self._todo.further(len(self._rates) - len(self._todo.rates))
 
     def survey(self, workload: Workload) -> Survey:
         """Can it be scaled?"""
@@ -137,20 +155,20 @@ class _Runs:
         return made
 
     def tuned(self) -> Sweep:
-        """The losses at the base; further learning rates where the best is the last one."""
+        """The losses at the base; two more octaves where the best is the last, while the budget lasts."""
         stage = self._todo.stage("rate")
-        rates = [*self._rates]
-        for _ in range(1 + EXTENSIONS):
-            made = self._sweep("rate", stage.sizes, rates, stage.seeds)
-            edges = {optimum.edge for optimum in made.families[0].optima}
-            if "low" in edges:
-                rates = [min(rates) / 4, min(rates) / 2, *rates]
-            if "high" in edges:
-                rates = [*rates, 2 * max(rates), 4 * max(rates)]
-            if not edges & {"low", "high"}:
-                break
-        self._rates = rates
-        return made
+        while True:
+            made = self._sweep("rate", stage.sizes, self._rates, stage.seeds)
+            low, high = min(self._rates), max(self._rates)
+            there = {row["lr"] for row in made.rows}
+            begun = {edge for edge, out in (("low", min(there) < low), ("high", max(there) > high)) if out}
+            edges = begun or {optimum.edge for optimum in made.families[0].optima}
+            beyond = {"low": [low / 4, low / 2], "high": [2 * high, 4 * high]}
+            wanted = [rate for edge, rates in beyond.items() if edge in edges for rate in rates]
+            paid = self.spent + self._todo.further(len(wanted)) <= self._todo.allowed
+            if not wanted or not (begun or paid):
+                return made
+            self._rates = sorted([*self._rates, *wanted])
 
     def transfer(self, rate: Rate) -> Sweep:
         """Is the rate of the base that of larger networks?"""
@@ -177,7 +195,7 @@ class _Runs:
             )
         except UseError as error:
             return str(error)
-        if path.exists() and (older := Forecast.load(path)).runs == made.runs and older.tflops == tflops:
+        if path.exists() and _but_date(older := Forecast.load(path)) == _but_date(made):
             return older  # its date stays
         made.save(path)
         return made
@@ -255,7 +273,11 @@ def _rate_of(family: Family, todo: Preparation, decays: bool) -> tuple[Rate, Hor
     if not optimum.found:
         risks.append(
             f"The best learning rate at {base} is not known: it is "
-            + ("the last that was tried." if optimum.edge else "lost in the noise of the seeds.")
+            + (
+                "the last that was tried. Try further ones, or give a larger budget."
+                if optimum.edge
+                else "lost in the noise of the seeds."
+            )
         )
     fit = family.horizon
     known = fit is not None and all(math.isfinite(one.value) for one in fit.exponents)
@@ -285,16 +307,66 @@ def _rate_of(family: Family, todo: Preparation, decays: bool) -> tuple[Rate, Hor
     return Rate(base=_rounded(optimum.value), octaves=octaves, exponents=said), horizon, risks
 
 
-def _commands(workload: Workload, todo: Preparation, schedule: str, folder: str) -> tuple[str, ...]:
-    """How to launch, line by line."""
-    per_step = workload.tokens_in(1, todo.target.batch)
-    return (
-        f"plan = th.Plan.load('{folder}/plan.json', build)  # plan_torch.py is the same in plain PyTorch",
+def _commands(
+    workload: Workload,
+    name: str | None,
+    todo: Preparation,
+    folder: str,
+    *,
+    forecast: bool,
+    lr: float,
+    fields: Mapping[str, Any],
+    horizon: Horizon,
+) -> dict[str, str]:
+    """How to launch, and how to check the forecast: lines to copy, by what they are for."""
+    target, base, schedule = todo.target, todo.base, fields["schedule"]
+    per_step = workload.tokens_in(1, target.batch)
+    shared = schedule in SHARED  # then all small runs have the warmup of the shortest
+    warmup = workload.steps_for(base if shared else target) // 10
+    warmup_tokens = workload.tokens_in(warmup, base.batch if shared else target.batch)
+    find = (
+        [f"workload = th.workload({name})"] if name else ["# workload: the Workload that th.scale was given"]
+    )
+    given = {
+        "sizes": f"[th.{target!r}]",
+        "base": f"th.{base!r}",
+        "lr": f"2**{math.log2(lr):g}",
+        "parameterization": repr("plan"),
+        **{key: repr(value) for key, value in fields.items()},
+        "horizon": repr(str(horizon)),
+        **({"warmup": str(warmup)} if shared else {}),
+        "seeds": "1",
+        "out": repr(f"{folder}/target"),
+    }
+    own_loop = [
+        "import theodolite as th",
+        *find,
+        f"plan = th.Plan.load({f'{folder}/plan.json'!r}, workload.build)",
         "model = plan.build(seed=0)",
         "optimizer = plan.optimizer(model)",
-        f"scheduler = plan.schedule(optimizer, {schedule!r}, tokens_per_step={per_step})",
-        f"theodolite forecast check {folder}/forecast.json LEDGER  # afterwards: was the forecast right?",
-    )
+        f"scheduler = plan.schedule(optimizer, {schedule!r}, tokens_per_step={per_step}, "
+        f"warmup={warmup_tokens})",
+    ]
+    here = [
+        "import theodolite as th",
+        *([] if name else find),
+        "th.sweep(",
+        f"    {name or 'workload'},",
+        *(f"    {key}={value}," for key, value in given.items()),
+        ")",
+    ]
+    found = {
+        "In your own training loop (Python; plan_torch.py is the plan without Theodolite):": own_loop,
+        "Or as a run of Theodolite (Python):": here,
+    }
+    if forecast:
+        check = f"theodolite forecast check {folder}/forecast.json {folder}/target"
+        found["After that run, to see whether the forecast was right (shell):"] = [check]
+    return {title: "\n".join(lines) for title, lines in found.items()}
+
+
+def _but_date(forecast: Forecast) -> dict[str, str]:
+    return {name: digest for name, digest in forecast.digests.items() if name != "date"}
 
 
 def _rounded(rate: float) -> float:

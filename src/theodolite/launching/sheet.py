@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, ClassVar
@@ -11,11 +11,12 @@ from typing import Any, ClassVar
 from theodolite.core.size import Size
 from theodolite.forecasting import Forecast
 from theodolite.launching.preparation import Preparation
-from theodolite.optimizers.horizon import Horizon
+from theodolite.optimizers import OPTIMIZERS
+from theodolite.optimizers.horizon import Horizon, Stretch
 from theodolite.planning import Plan
 from theodolite.present.figure import Figure
 from theodolite.present.result import Block, Code, Heading, Result
-from theodolite.present.text import Table, number
+from theodolite.present.text import Table, duration, number
 from theodolite.surveying import Survey
 from theodolite.sweeping import Family, Sweep
 
@@ -49,6 +50,8 @@ class LaunchSheet(Result):
     target: Size
     date: str
     preparation: Preparation
+    spent: float
+    """FLOP of all small runs."""
     rate: Rate
     horizon: str
     moved: float
@@ -61,7 +64,8 @@ class LaunchSheet(Result):
     """Why there is no forecast."""
     plan: Plan
     risks: tuple[str, ...]
-    commands: tuple[str, ...]
+    commands: Mapping[str, str]
+    """Lines to copy, by what they are for."""
     figures: tuple[Figure, ...] = field(repr=False)
     """Of the sweeps."""
 
@@ -69,6 +73,7 @@ class LaunchSheet(Result):
     def of(
         *,
         preparation: Preparation,
+        spent: float,
         survey: Survey,
         rate: Rate,
         horizon: Horizon,
@@ -76,7 +81,7 @@ class LaunchSheet(Result):
         forecast: Forecast | str,
         plan: Plan,
         risks: Sequence[str],
-        commands: tuple[str, ...],
+        commands: Mapping[str, str],
     ) -> LaunchSheet:
         """The sheet from what the stages found."""
         told = forecast if isinstance(forecast, Forecast) else None
@@ -86,6 +91,7 @@ class LaunchSheet(Result):
             target=preparation.target,
             date=datetime.now(UTC).date().isoformat(),
             preparation=preparation,
+            spent=spent,
             rate=rate,
             horizon=str(horizon),
             moved=moved,
@@ -94,7 +100,7 @@ class LaunchSheet(Result):
             forecast=told,
             unforeseen=forecast if isinstance(forecast, str) else "",
             plan=plan,
-            risks=(*risks, *_risks(survey, moved, told)),
+            risks=(*risks, *_risks(survey, moved, said, told, preparation)),
             commands=commands,
             figures=tuple(figure for one in sweeps for figure in one.figures()),
         )
@@ -120,7 +126,9 @@ class LaunchSheet(Result):
             yield Heading("Risks")
             yield "\n".join(f"• {risk}" for risk in self.risks)
         yield Heading("Commands")
-        yield Code("\n".join(self.commands))
+        for purpose, lines in self.commands.items():
+            yield purpose
+            yield Code(lines)
         yield Heading("Forecast")
         if self.forecast is None:
             yield f"There is none: {self.unforeseen}"
@@ -161,31 +169,35 @@ class LaunchSheet(Result):
 
     def _key_figures(self) -> list[tuple[str, str]]:
         around = f", known to ±{self.rate.octaves:.1f} octaves" if math.isfinite(self.rate.octaves) else ""
-        rows = [
-            ("base learning rate", f"{self.rate.text} at {self.preparation.base}"),
-            ("at the target", f"× {number(self._factor)} by {self.horizon}{around}"),
-            ("the best rate goes as", self.rate.exponents),
-            ("larger networks", self.transfer),
-        ]
+        rows = []
         if self.forecast is not None:
             cost = f"{number(self.forecast.flop)} FLOP"
             hours = self.forecast.hours
             if hours is not None and self.forecast.tflops is not None:
-                cost += f", {number(hours)} hours at {number(self.forecast.tflops)} TFLOP/s"
-            rows += [("held-out loss", str(self.forecast.loss)), ("cost", cost)]
-        share = self.preparation.flop / self.preparation.target_flop
+                cost += f", {duration(3600 * hours)} at {number(self.forecast.tflops)} TFLOP/s"
+            rows += [("held-out loss", f"{self.forecast.loss}, with 95 %"), ("cost", cost)]
+        factor = self._factor
+        rows += [
+            ("learning rate, base", f"{self.rate.text}, best at {self.preparation.base}"),
+            (
+                "learning rate, target",
+                f"{self.rate.base * factor:.3g}{around}: × {number(factor)} by the rule {self.horizon}; the "
+                "plan below has each tensor's",
+            ),
+            ("the best rate goes as", self.rate.exponents),
+            ("larger networks", self.transfer),
+        ]
+        share = self.spent / self.preparation.target_flop
         rows.append(("small runs", f"{share:.1%} of the target's FLOP"))
         return rows
 
     @property
     def _factor(self) -> float:
         """What the rule for batch and tokens multiplies the learning rate by."""
-        from theodolite.optimizers import OPTIMIZERS
-        from theodolite.optimizers.horizon import Stretch
-
         spec = OPTIMIZERS.get(self.plan.optimizer_name)
         stretch = Stretch.between(self.plan.base, self.plan.size)
-        return Horizon.of(self.horizon).rate(stretch, spec.degree if spec else 0)
+        fades = bool(spec and spec.fades)
+        return Horizon.of(self.horizon).rate(stretch, spec.degree if spec else 0, fades=fades)
 
 
 def _moved(family: Family) -> tuple[float, str]:
@@ -199,19 +211,23 @@ def _moved(family: Family) -> tuple[float, str]:
     return most, f"the best learning rate moves by {least}{most:.2f} octaves over {sizes}"
 
 
-def _risks(survey: Survey, moved: float, forecast: Forecast | None) -> Iterator[str]:
+def _risks(
+    survey: Survey, moved: float, transfer: str, forecast: Forecast | None, preparation: Preparation
+) -> Iterator[str]:
     for finding in (*survey.at("fail"), *survey.at("warn")):
         yield f"{finding.sentence} ({finding.code})"
     if moved > MOVED:
-        yield (
-            f"The best learning rate moved by {moved:.2f} octaves to larger networks, more than the {MOVED} "
-            "that a plan allows."
-        )
+        yield f"{transfer[0].upper()}{transfer[1:]}: more than the {MOVED} that a plan allows."
     if math.isnan(moved):
         yield "The transfer to larger networks is not proved: the seeds do not tell their best rates apart."
     if forecast is None:
-        yield "There is no forecast."
+        yield "There is no forecast of the loss."
         return
+    if preparation.target.batch != preparation.base.batch:
+        yield (
+            f"The forecast is made from runs with a batch of {preparation.base.batch}, and the target has "
+            f"{preparation.target.batch}."
+        )
     if any("Do not extrapolate" in note for note in forecast.notes):
         yield "The law of the forecast is not determined by these runs: it may be far off."
     if not forecast.coverage.enough:

@@ -29,12 +29,25 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def as_html(text: str) -> str:
-    """Text as HTML; what stands between backticks is set as code.
+    """Text as HTML; what stands between backticks is set as code, powers and indices above and below.
 
     >>> as_html("Multiply `head.weight` by 2 < 3.")
     'Multiply <code>head.weight</code> by 2 &lt; 3.'
+    >>> as_html("2^-5.25, A·N^−α, m_B/m_D, `2^-7`")
+    '2<sup>−5.25</sup>, A·N<sup>−α</sup>, m<sub>B</sub>/m<sub>D</sub>, <code>2^-7</code>'
     """
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
+    pieces = re.split(r"`([^`]+)`", escape(text))  # text and code in turn
+    for at, piece in enumerate(pieces):
+        if at % 2:
+            pieces[at] = f"<code>{piece}</code>"
+            continue
+        raised = _POWER.sub(lambda found: f"<sup>{found[1].replace('-', '−')}</sup>", piece)
+        pieces[at] = _INDEX.sub(r"<sub>\1</sub>", raised)
+    return "".join(pieces)
+
+
+_POWER = re.compile(r"(?<=[\w)])\^([-−]?(?:\d+(?:\.\d+)?|[A-Za-zα-ω]\b))")
+_INDEX = re.compile(r"(?<=\bm)_([BD])\b")
 
 
 def signed(value: float, digits: int = 2) -> str:
