@@ -220,8 +220,9 @@ class Horizon:
             octaves = self.batch * math.log2(stretch.batch) - self.tokens * math.log2(stretch.tokens)
             if abs(octaves) > FARTHEST:
                 raise UseError(
-                    f"horizon is {self}, which multiplies learning rates by 2^{octaves:.4g} for {stretch.batch:g} "
-                    f"times the batch and {stretch.tokens:g} times the tokens: give exponents nearer to 0"
+                    f"horizon is {self}, which multiplies learning rates by 2^{octaves:.4g} for "
+                    f"{stretch.batch:g} times the batch and {stretch.tokens:g} times the tokens: "
+                    "give exponents nearer to 0"
                 )
             return stretch.batch**self.batch / stretch.tokens**self.tokens
         if self.rates == "sde" and not fades:
