@@ -13,7 +13,13 @@ import torch
 
 from theodolite.anatomy.flop import flop
 from theodolite.core.batches import on_device, targets_in
-from theodolite.core.building import build_hollow, build_model, one_thread, untouched_randomness
+from theodolite.core.building import (
+    build_hollow,
+    build_model,
+    check_device,
+    one_thread,
+    untouched_randomness,
+)
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size, rounded
 from theodolite.optimizers.schedule import DECAY_SHARE
@@ -196,8 +202,8 @@ def _prepared(
     assert base.batch is not None
     assert target.batch is not None
     lengths = [base.at(tokens=base.tokens * length) for length in design.lengths]
-    ratio = target.batch / base.batch
-    batches = [base.at(batch=base.batch * factor) for factor in design.batches if 1 < factor <= ratio]
+    most = [min(base.batch * factor, target.batch) for factor in design.batches]
+    batches = [base.at(batch=batch) for batch in dict.fromkeys(most) if batch > base.batch]
     wider = [base.network] + [
         Size(base.width * w, base.depth * d)
         for w, d in ((2, 1), (1, 2))
@@ -269,6 +275,7 @@ class _Costs:
 
     def _timed(self, network: Size, num: int | None) -> float:
         """A few steps without an optimizer, timed."""
+        check_device(self._device)
         workload = self._workload.with_batch(num)
         with untouched_randomness(0), one_thread():
             model = build_model(workload.build, network, seed=0).to(self._device).train()
