@@ -471,6 +471,10 @@ def test_first_use_draws_no_random_number():
             "deep.json is not JSON",
         ),
         (["plan", "mine.py:good", "--width", "64", "--lr", "1", "--diff", "pipe"], "pipe cannot be read"),
+        (
+            ["plan", "mine.py:good", "--lr", "1", "--tokens", "inf", "--base-tokens", "1e5"],
+            "--tokens inf: give a positive whole number",
+        ),
         (["survey", "hf:deep.json"], "deep.json is not JSON"),
         (["study", "ghosts", "--out", "x" * 300], "File name too long"),
         (["study", "ghosts", "--draw", "binary"], "binary cannot be read: it is not a text in UTF-8"),

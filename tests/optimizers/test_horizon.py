@@ -370,7 +370,7 @@ def test_a_rule_is_its_text(text, rule):
         ("power", "power\\(a, b\\) for a learning rate as tokens"),
         ("power(1)", "power\\(a, b\\)"),
         ("power(a, b)", "'?a'?"),
-        ("power(nan, 1)", "'nan' is no finite number"),
+        ("power(nan, 1)", "horizon is 'power\\(nan, 1\\)': 'nan' is no finite number"),
         ("power(1, inf)", "'inf' is no finite number"),
         ("", "horizon is ''"),
         (None, "horizon is None|horizon is 'None'"),
@@ -380,6 +380,13 @@ def test_a_rule_is_its_text(text, rule):
 def test_what_is_no_rule_is_refused(text, words):
     with pytest.raises(UseError, match=words):
         Horizon.of(text)
+
+
+@pytest.mark.parametrize("exponents", [(200.0, 0.0), (-200.0, 0.0), (0.0, 400.0)])
+def test_powers_that_no_learning_rate_can_follow_are_refused_and_not_an_overflow(exponents):
+    tokens, batch = exponents
+    with pytest.raises(UseError, match=r"horizon is power\(.*: give exponents nearer to 0"):
+        Horizon("power", tokens, batch).rate(Stretch(batch=64, tokens=1e9))
 
 
 def test_exponents_are_finite_numbers_and_belong_to_power_alone():

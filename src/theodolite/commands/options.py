@@ -126,7 +126,7 @@ def whole_tokens(option: str, given: float | None) -> int | None:
     """A number of tokens, which may be written as 2e9."""
     if given is None:
         return None
-    if not (given >= 1 and given == int(given)):
+    if not (given >= 1 and float(given).is_integer()):
         raise UseError(f"{option} {given:g}: give a positive whole number, such as 2e9")
     return int(given)
 

@@ -14,7 +14,13 @@ from theodolite.anatomy.flop import flop
 from theodolite.core.arguments import number as check_number
 from theodolite.core.arguments import one_of, positive
 from theodolite.core.batches import on_device, targets_in
-from theodolite.core.building import build_hollow, build_model, one_thread, untouched_randomness
+from theodolite.core.building import (
+    build_hollow,
+    build_model,
+    check_device,
+    one_thread,
+    untouched_randomness,
+)
 from theodolite.core.errors import UseError
 from theodolite.core.size import Size, rounded
 from theodolite.optimizers.schedule import KINDS, LRFactor
@@ -239,8 +245,8 @@ def _stages(
     assert base.batch is not None
     assert target.batch is not None
     lengths = [base.at(tokens=base.tokens * length) for length in design.lengths]
-    ratio = target.batch / base.batch
-    batches = [base.at(batch=base.batch * factor) for factor in design.batches if 1 < factor <= ratio]
+    most = [min(base.batch * factor, target.batch) for factor in design.batches]
+    batches = [base.at(batch=batch) for batch in dict.fromkeys(most) if batch > base.batch]
 
     def networks(*factors: tuple[int, int]) -> list[Size]:
         """The base and larger ones, none larger than the target."""
@@ -315,6 +321,7 @@ class _Costs:
 
     def _timed(self, network: Size, num: int | None) -> float:
         """A few steps without an optimizer, timed."""
+        check_device(self._device)
         workload = self._workload.with_batch(num)
         with untouched_randomness(0), one_thread():
             model = build_model(workload.build, network, seed=0).to(self._device).train()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +150,8 @@ class _Runs:
         path = self._folder / "survey.json"
         if path.exists():
             return Survey.load(path)
-        made = survey(workload, progress=self._part("survey"))
+        planned = replace(workload, optimizer=None, schedule=None)  # the plan's are launched, not the user's
+        made = survey(planned, progress=self._part("survey"))
         made.save(self._folder / "survey.html")
         made.save(path)
         return made

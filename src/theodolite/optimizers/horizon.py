@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 Rates = Literal["none", "sde", "power"]
 RATES: tuple[Rates, ...] = ("none", "sde", "power")
 TIMESCALE = "timescale"
+FARTHEST = 100
+"""Octaves by which a power may change a learning rate; products of numbers further away overflow."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +188,10 @@ class Horizon:
             return Horizon(timescale=True)
         found = re.fullmatch(r"power\(([^,()]+),([^,()]+)\)", rest[0])
         if found is not None:
-            tokens, batch = (arguments.parse_number(text) for text in found.groups())
+            try:
+                tokens, batch = (arguments.parse_number(text) for text in found.groups())
+            except UseError as error:
+                raise UseError(f"horizon is {given!r}: {error}") from None
             return Horizon("power", tokens, batch, timescale)
         if rest[0] not in RATES or rest[0] == "power":
             known = arguments.did_you_mean(rest[0], (*RATES, TIMESCALE))
@@ -212,6 +217,13 @@ class Horizon:
         1.0
         """
         if self.rates == "power":
+            octaves = self.batch * math.log2(stretch.batch) - self.tokens * math.log2(stretch.tokens)
+            if abs(octaves) > FARTHEST:
+                raise UseError(
+                    f"horizon is {self}, which multiplies learning rates by 2^{octaves:.4g} for "
+                    f"{stretch.batch:g} times the batch and {stretch.tokens:g} times the tokens: "
+                    "give exponents nearer to 0"
+                )
             return stretch.batch**self.batch / stretch.tokens**self.tokens
         if self.rates == "sde" and not fades:
             return math.sqrt(stretch.batch ** (1 + max(degree, 0)) / stretch.tokens)

@@ -414,6 +414,23 @@ def test_what_cannot_be_measured_is_refused_with_the_reason() -> None:
         noise(net().requires_grad_(False), token_loss, (tokens, targets))
 
 
+def test_two_gradients_have_an_estimate_and_no_interval() -> None:
+    """All draws of a bootstrap over two that keep a product of different ones are the same."""
+    layer, inputs = nn.Linear(1, 1, bias=False), torch.ones(2, 1)
+    nn.init.ones_(layer.weight)
+    found = noise(layer, F.mse_loss, (inputs, torch.tensor([[-1.0], [0.0]])), microbatch=1)
+    assert (found.critical, found.low, found.high, found.known) == (0.25, None, None, False)
+    assert found.tensors[0].interval == "unknown"
+    assert "not known: two gradients have no interval: give more examples" in str(found)
+
+
+def test_a_microbatch_is_no_larger_than_the_batches() -> None:
+    tokens, targets = sequences(12)
+    batches = [(tokens[:5], targets[:5]), (tokens[5:], targets[5:])]
+    found = noise(net(), token_loss, batches, microbatch=1000)
+    assert (found.units, found.microbatch) == (2, 7)
+
+
 def test_it_leaves_no_trace() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2)).train()
     model[0].weight.grad = torch.ones(4, 4)

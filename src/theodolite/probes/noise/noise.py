@@ -26,7 +26,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -124,7 +124,9 @@ def noise(
     units, total = int(moments.units.sum()), int(moments.examples.sum())
     largest, step = (
         int(one)
-        for one in gathered(torch.tensor([[each, passes.first]], device=device_of(model)), group).amax(0)
+        for one in gathered(
+            torch.tensor([[passes.largest, passes.first]], device=device_of(model)), group
+        ).amax(0)
     )
     if units < 2:
         raise UseError(
@@ -171,7 +173,15 @@ def trained(model: nn.Module) -> dict[str, Tensor]:
 def summarised(moments: Moments, tensors: dict[str, Tensor]) -> tuple[TensorNoise, tuple[TensorNoise, ...]]:
     """The whole network, and every tensor."""
     noises, signals = (one[:, 0] for one in moments.estimates())
-    return intervals(noises, signals, *moments.estimates(moments.draws()), tensors)
+    every, rows = intervals(noises, signals, *moments.estimates(moments.draws()), tensors)
+    if len(moments.units) > 2:
+        return every, rows
+    # Each draw of two units that has a product of different ones is the two: they have no spread.
+    return _unbounded(every), tuple(_unbounded(one) for one in rows)
+
+
+def _unbounded(found: TensorNoise) -> TensorNoise:
+    return replace(found, low=None, high=None)
 
 
 def intervals(
@@ -232,6 +242,8 @@ class _Passes:
         self.sums = FoldSums(self.folds)
         self.first = 0
         """Examples of the first batch."""
+        self.largest = 0
+        """Examples of the largest microbatch."""
         self.notes: list[str] = []
         self._summed = False
         """Is the loss of a batch the sum over its examples?"""
@@ -250,6 +262,7 @@ class _Passes:
                     self._summed = self._sums(pair)
                 for part in cut(pair, self.microbatch):
                     self.sums.add(self._gradients(part), num_examples(part))
+                    self.largest = max(self.largest, num_examples(part))
                 done += num_examples(pair)
                 tell("gradients", done / examples)
 

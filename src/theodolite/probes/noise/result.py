@@ -154,6 +154,8 @@ class Noise(Result):
         """Whether the critical batch is known, and if not, why, and what to do."""
         if self.known:
             return "the mean gradient is distinguishable from 0, so the critical batch has both bounds"
+        if self.units == 2 and not self.steps:
+            return "two gradients have no interval: give more examples, or a smaller microbatch"
         more = "measure more steps" if self.steps else "give more examples"
         return (
             f"the mean gradient cannot be told from 0 with {counted(self.examples, 'example')} (the 95 % "
