@@ -51,10 +51,11 @@ def drifts(curves: Mapping[Size, Resampled]) -> Iterator[OptimumDrift]:
     least = {size: float(curves[size].vertex[0]) for size in chosen}
     most = dict(least)  # an optimum that is not found may lie beyond
     for size, one in chosen.items():
-        if not one.found and one.edge != "high":
-            least[size] = -math.inf
-        if not one.found and one.edge != "low":
-            most[size] = math.inf
+        # Where the first or last value is the best, the optimum is beyond half the way to its neighbour.
+        steps = np.diff(curves[size].places) / 2
+        if not one.found:
+            least[size] = least[size] - steps[-1] if one.edge == "high" else -math.inf
+            most[size] = most[size] + steps[0] if one.edge == "low" else math.inf
     for along in ALONG:
         lines = lines_of(list(chosen), along)
         if not lines:
