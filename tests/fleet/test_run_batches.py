@@ -158,6 +158,18 @@ def test_steps_that_do_not_see_the_tokens_of_the_size_are_refused() -> None:
     check_plans([run(24, None, steps=12)], tiny.plain)
 
 
+@pytest.mark.parametrize("num", [8, 24])
+def test_batches_that_cannot_be_cut_are_refused_before_the_first_run(num: int) -> None:
+    def ragged(seed: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, targets = tiny.batch(seed, step)
+        return inputs[: len(inputs) - step], targets[: len(inputs) - step]
+
+    workload = dataclasses.replace(ROWS, batch=ragged)
+    check_plans([run(None, None, workload=workload.name)], workload)
+    with pytest.raises(UseError, match=r"batch\(0, 1\) has 15 examples and batch\(0, 0\) 16"):
+        check_plans([run(num, None, workload=workload.name)], workload)
+
+
 def test_a_plan_is_made_once_for_all_seeds_and_has_the_size_of_the_run() -> None:
     plan = planned(run(24, 192, seed=5), tiny.plain.with_batch(24))
     assert planned(run(24, 192, seed=6), tiny.plain) is plan

@@ -278,3 +278,21 @@ def test_a_rule_of_ones_own_follows_batch_and_tokens_by_its_degree():
 
 def test_a_size_of_the_base_may_be_given_as_the_one_that_is_planned():
     assert rows_of(zoo_plan(Size(16, 2), TRAINED)) == rows_of(zoo_plan(TRAINED, TRAINED, horizon="sde"))
+
+
+def test_a_printed_plan_names_the_averages_that_go_with_its_learning_rates():
+    """0.9^4 and 0.999^4; 0.95^4 for Muon. Rates without them would be used with the averages of the base."""
+    target = TARGET.at(batch=128)
+    assert "; betas of adamw 0.6561, 0.996 at the target" in plain_text(
+        zoo_plan(target, TRAINED, horizon="sde")
+    )
+    muon = plain_text(zoo_plan(target, TRAINED, horizon="sde", optimizer="muon"))
+    assert "momentum of muon 0.8145 at the target" in muon
+    assert "betas of adamw 0.6561, 0.996 at the target" in muon
+    for same in (zoo_plan(target, TRAINED), zoo_plan(TARGET.at(tokens=10**7), TRAINED, horizon="sde")):
+        assert "at the target" not in plain_text(same)
+
+
+def plain_text(made: Plan) -> str:
+    """What is printed, without the breaks of lines."""
+    return " ".join(str(made).split())

@@ -29,6 +29,8 @@ def check_plans(runs: Sequence[Run], workload: Workload) -> tuple[str, ...]:
     workload's own optimizer, such as the tensors that it leaves out.
     """
     notes: dict[str, str] = {}
+    for num in dict.fromkeys(run.size.batch for run in runs):
+        _check_batches(workload, num)
     for timing in dict.fromkeys((run.schedule, run.steps, run.warmup, run.final) for run in runs):
         LRFactor(*timing)
     for run in {(run.size, run.steps, run.optimizer, run.parameterization): run for run in runs}.values():
@@ -42,6 +44,14 @@ def check_plans(runs: Sequence[Run], workload: Workload) -> tuple[str, ...]:
         for rule in {row.rule for row in plan.trained}:
             OPTIMIZERS[rule].maker(plan.options if rule == plan.optimizer_name else plan.vector_options)
     return tuple(notes.values())
+
+
+def _check_batches(workload: Workload, num: int | None) -> None:
+    """Refuse batches that cannot be cut or joined, as far as the workload's first two show."""
+    resized, usual = workload.with_batch(num), workload.source.usual_batch
+    if num is not None and num != usual:
+        for step in (0, -(-usual // num)):
+            resized.draw(0, step)
 
 
 def _check_tokens(run: Run, workload: Workload) -> None:

@@ -146,11 +146,24 @@ class Plan(PerTensor):
             at_base += f", weight decay {number(self.weight_decay)} ({self.policy})"
         if Stretch.between(self.base, self.size).changes:
             at_base += f"; batch and tokens by the rule {self.horizon}"
+            at_base += "".join(f"; {words} at the target" for words in self._averages())
         groups = count_groups(self.trained, self._options())
         yield f"{self.title}\n{at_base}; {counted(len(self.trained), 'tensor')} in {counted(groups, 'group')}"
         yield from (note for note in self.notes if note.startswith(WARNING))
         yield plan_table(self.rows.values(), folded=True)
         yield from (note for note in self.notes if not note.startswith(WARNING))
+
+    def _averages(self) -> Iterator[str]:
+        """The decay rates that the rule for batch and tokens gives each optimizer, if it changes them."""
+        if Horizon.of(self.horizon).rates != "sde" or Stretch.between(self.base, self.size).batch == 1:
+            return
+        for spec in self.specs:
+            options = self.options if spec.name == self.optimizer_name else self.vector_options
+            for name in () if spec.memory is None else spec.memory.usual:
+                rates = options.get(name)
+                if rates:
+                    each = rates if isinstance(rates, tuple | list) else [rates]
+                    yield f"{name} of {spec.name} {', '.join(number(one, 4) for one in each)}"
 
     def table(self) -> Table:
         """A line for each tensor."""
