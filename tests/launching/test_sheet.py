@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
 
 import pytest
+import torch
 
+import theodolite as th
 from theodolite.optimizers.horizon import Horizon
 
-from .worlds import TARGET, World, in_world
+from .worlds import INPUTS, TARGET, TINY, World, in_world
 
 
 def sheet_of(world, tmp_path_factory, **given):
@@ -67,6 +70,27 @@ def test_the_rate_of_the_target_is_the_rule_times_that_of_the_base(clear):
     rule = Horizon.of(clear.horizon)
     factor = (TARGET.tokens / clear.preparation.base.tokens) ** -rule.tokens
     assert f"learning rate, target  {clear.rate.base * factor:.3g}, known to ±" in str(clear)
+
+
+def test_the_rate_of_the_target_is_that_of_the_plan_for_normalised_momentum_too(doubtful):
+    """At four times the batch Muon's rate is not √4 times as large: its average gets shorter."""
+    base = doubtful.preparation.base
+    size = base.at(batch=4 * base.batch)
+    plan = th.plan(
+        TINY.build,
+        torch.zeros(1, INPUTS),
+        base=base,
+        size=size,
+        optimizer="muon",
+        lr=0.25,
+        horizon="sde",
+    )
+    sheet = dataclasses.replace(
+        doubtful, plan=plan, horizon="sde", rate=dataclasses.replace(doubtful.rate, base=0.25)
+    )
+    (rate,) = {row.lr for row in plan.trained if row.rule == "muon"}
+    assert rate > 0.25 * 2.1
+    assert f"learning rate, target  {rate:.3g}" in str(sheet)
 
 
 def test_hours_are_flop_over_speed(clear):

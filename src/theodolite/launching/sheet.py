@@ -12,7 +12,7 @@ from theodolite.core.size import Size
 from theodolite.forecasting import Forecast
 from theodolite.launching.preparation import Preparation
 from theodolite.optimizers import OPTIMIZERS
-from theodolite.optimizers.horizon import Horizon, Stretch
+from theodolite.optimizers.horizon import Horizon, HorizonCase
 from theodolite.planning import Plan
 from theodolite.present.figure import Figure
 from theodolite.present.result import Block, Code, Heading, Result
@@ -195,9 +195,8 @@ class LaunchSheet(Result):
     def _factor(self) -> float:
         """What the rule for batch and tokens multiplies the learning rate by."""
         spec = OPTIMIZERS.get(self.plan.optimizer_name)
-        stretch = Stretch.between(self.plan.base, self.plan.size)
-        fades = bool(spec and spec.fades)
-        return Horizon.of(self.horizon).rate(stretch, spec.degree if spec else 0, fades=fades)
+        case = HorizonCase(Horizon.of(self.horizon), self.plan.base, self.plan.size, spec, {})
+        return case.factors(spec.degree if spec else 0, 1, independent=False).lr
 
 
 def _moved(family: Family) -> tuple[float, str]:
@@ -230,6 +229,11 @@ def _risks(
         )
     if any("Do not extrapolate" in note for note in forecast.notes):
         yield "The law of the forecast is not determined by these runs: it may be far off."
+    if any("No irreducible loss" in note for note in forecast.notes):
+        yield (
+            "The law sees no loss that cannot be learned: where targets are noisy, the forecast is too low, "
+            "and its interval does not say so."
+        )
     if not forecast.coverage.enough:
         yield (
             f"The interval of the forecast was checked on {forecast.coverage.num_forecasts} held-out runs "
