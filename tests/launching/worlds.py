@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import theodolite as th
 from theodolite.fleet import training
 from theodolite.fleet.run import Outcome, Run
+from theodolite.forecasting import law
 from theodolite.launching import LaunchSheet, preparation
 
 INPUTS, CLASSES, BATCH = 4, 2, 8
@@ -123,4 +124,5 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     found, told = scale.survey, scale.forecast
     monkeypatch.setattr(preparation, "LEAST_STEPS", STEPS)
     monkeypatch.setattr(scale, "survey", lambda *args, **rest: found(*args, only=["growth"], **rest))
+    monkeypatch.setattr(law, "DRAWS_OF_ORIGIN", 20)
     monkeypatch.setattr(scale, "forecast", lambda *args, **rest: told(*args, draws=20, **rest))
