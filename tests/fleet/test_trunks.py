@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
-from theodolite import Size
+from theodolite import Size, Workload
 from theodolite.fleet import Ledger, Resources, conduct
 from theodolite.fleet.run import Grid, Run
 from theodolite.fleet.trunks import branch_step, sharing, trunk_of
+from theodolite.models import ResidualMLP
 from theodolite.optimizers.schedule import KINDS, LRFactor
 
 WSD = Run(
@@ -118,3 +121,22 @@ def test_a_state_that_is_damaged_or_missing_costs_time_alone(tmp_path: Path) -> 
     assert (
         made(tmp_path / "without", [short, long], engine="serial", checkpoints=False).items() >= alone.items()
     )
+
+
+def uneven(seed: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """One to three examples, so that steps differ in their targets."""
+    inputs = torch.randn(1 + step % 3, 4, generator=torch.Generator().manual_seed(1_000_003 * seed + step))
+    return inputs, (inputs.sum(1) > 0).long()
+
+
+@pytest.mark.parametrize("engine", ["serial", "vectorised"])
+def test_targets_are_counted_once(tmp_path: Path, engine: str) -> None:
+    build, loss = partial(ResidualMLP, inputs=4, outputs=2), torch.nn.functional.cross_entropy
+    mine = Workload("uneven", build, uneven, loss, Size(8, 1))
+    resources = Resources(workloads={"uneven": mine}, checkpoints=tmp_path / "checkpoints", jobs=1)
+    run = dataclasses.replace(WSD, workload="uneven", size=Size(8, 1), warmup=2)
+    runs = [dataclasses.replace(run, steps=steps) for steps in LENGTHS]
+    with Ledger.open(tmp_path, name="uneven", spec={}) as ledger:
+        assert conduct(runs, ledger, engine=engine, resources=resources).ok
+        seen = {row["steps"]: row["tokens"] for row in ledger.rows()}
+    assert seen == {steps: sum(1 + step % 3 for step in range(steps)) for steps in LENGTHS}
